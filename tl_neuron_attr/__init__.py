@@ -1,0 +1,98 @@
+"""Neuron-level attribution for TransformerLens models.
+
+    import tl_neuron_attr as na
+
+    model = na.load_demo_model()
+    trace = na.trace(model, "The capital of France is", target=" Paris")
+    na.value_neurons(trace, "mlp", k=300)
+
+Public names load their module on first use, so importing the package costs next to nothing beside importing
+TransformerLens, and `tl-neuron-attr --version` imports neither it nor PyTorch.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tl_neuron_attr.models import load_demo_model as load_demo_model
+    from tl_neuron_attr.model_view import UnsupportedModelError as UnsupportedModelError
+    from tl_neuron_attr.neurons import AttnNeuron as AttnNeuron
+    from tl_neuron_attr.neurons import Head as Head
+    from tl_neuron_attr.neurons import Layer as Layer
+    from tl_neuron_attr.neurons import MLPNeuron as MLPNeuron
+    from tl_neuron_attr.results import HeadScores as HeadScores
+    from tl_neuron_attr.results import LayerScores as LayerScores
+    from tl_neuron_attr.results import NeuronScores as NeuronScores
+    from tl_neuron_attr.results import RankedNeurons as RankedNeurons
+    from tl_neuron_attr.targets import AnyOf as AnyOf
+    from tl_neuron_attr.targets import Contrast as Contrast
+    from tl_neuron_attr.targets import TargetError as TargetError
+    from tl_neuron_attr.trace import Trace as Trace
+    from tl_neuron_attr.trace import required_hooks as required_hooks
+    from tl_neuron_attr.trace import trace as trace
+    from tl_neuron_attr.value import head_scores as head_scores
+    from tl_neuron_attr.value import layer_scores as layer_scores
+    from tl_neuron_attr.value import position_scores as position_scores
+    from tl_neuron_attr.value import value_neurons as value_neurons
+    from tl_neuron_attr.value import value_scores as value_scores
+    from tl_neuron_attr.vocab import promoted_tokens as promoted_tokens
+
+# Public name -> the submodule that defines it.
+_HOME = {
+    "AnyOf": "targets",
+    "AttnNeuron": "neurons",
+    "Contrast": "targets",
+    "Head": "neurons",
+    "HeadScores": "results",
+    "Layer": "neurons",
+    "LayerScores": "results",
+    "MLPNeuron": "neurons",
+    "NeuronScores": "results",
+    "RankedNeurons": "results",
+    "TargetError": "targets",
+    "Trace": "trace",
+    "UnsupportedModelError": "model_view",
+    "head_scores": "value",
+    "layer_scores": "value",
+    "load_demo_model": "models",
+    "position_scores": "value",
+    "promoted_tokens": "vocab",
+    "required_hooks": "trace",
+    "trace": "trace",
+    "value_neurons": "value",
+    "value_scores": "value",
+}
+
+__all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Keeps a public name public where a submodule shares it.
+
+    Importing the submodule `tl_neuron_attr.trace` makes the import system set it as the attribute `trace` of the
+    package, which would hide the function `trace`. The submodule stays reachable by `from tl_neuron_attr.trace
+    import ...` and in `sys.modules`.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
