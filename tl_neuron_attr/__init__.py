@@ -22,23 +22,47 @@ if TYPE_CHECKING:
     from tl_neuron_attr.models import load_demo_model as load_demo_model
     from tl_neuron_attr.neurons import (
         AttnNeuron as AttnNeuron,
+    )
+    from tl_neuron_attr.neurons import (
         Head as Head,
+    )
+    from tl_neuron_attr.neurons import (
         Layer as Layer,
+    )
+    from tl_neuron_attr.neurons import (
         MLPNeuron as MLPNeuron,
     )
     from tl_neuron_attr.results import (
         HeadScores as HeadScores,
+    )
+    from tl_neuron_attr.results import (
         LayerScores as LayerScores,
+    )
+    from tl_neuron_attr.results import (
         NeuronScores as NeuronScores,
+    )
+    from tl_neuron_attr.results import (
         RankedNeurons as RankedNeurons,
     )
-    from tl_neuron_attr.targets import AnyOf as AnyOf, Contrast as Contrast, TargetError as TargetError
-    from tl_neuron_attr.trace import Trace as Trace, required_hooks as required_hooks, trace as trace
+    from tl_neuron_attr.targets import AnyOf as AnyOf
+    from tl_neuron_attr.targets import Contrast as Contrast
+    from tl_neuron_attr.targets import TargetError as TargetError
+    from tl_neuron_attr.trace import Trace as Trace
+    from tl_neuron_attr.trace import required_hooks as required_hooks
+    from tl_neuron_attr.trace import trace as trace
     from tl_neuron_attr.value import (
         head_scores as head_scores,
+    )
+    from tl_neuron_attr.value import (
         layer_scores as layer_scores,
+    )
+    from tl_neuron_attr.value import (
         position_scores as position_scores,
+    )
+    from tl_neuron_attr.value import (
         value_neurons as value_neurons,
+    )
+    from tl_neuron_attr.value import (
         value_scores as value_scores,
     )
     from tl_neuron_attr.vocab import promoted_tokens as promoted_tokens
