@@ -59,7 +59,8 @@ def test_classes_are_not_confused():
 
 def test_order_is_by_coordinates_first_to_last():
     expected = [AttnNeuron(*c) for c in itertools.product(range(2), repeat=4)]
-    assert sorted(expected[::-1]) == expected
+    scrambled = expected[::-1]
+    assert sorted(scrambled) == expected
     assert MLPNeuron(2, 0) > MLPNeuron(1, 10)
     assert Layer(3, "attn") < Layer(3, "mlp") < Layer(4, "attn")
 

@@ -20,7 +20,7 @@ coordinates, first to last; identities of different classes are never equal.
 import operator
 import re
 from dataclasses import dataclass, fields
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["mlp", "attn"]
 
@@ -33,7 +33,7 @@ def check_kind(kind: str) -> Kind:
     """
     if kind not in ("mlp", "attn"):
         raise ValueError(f'unknown kind {kind!r}: the kinds are "mlp" and "attn"')
-    return cast(Kind, kind)
+    return kind
 
 
 class _Identity:
@@ -79,7 +79,7 @@ class MLPNeuron(_Identity):
 
 @dataclass(frozen=True, order=True, slots=True)
 class AttnNeuron(_Identity):
-    """Dimension ``dim`` (0 to ``d_head - 1``) of query head ``head`` in layer ``layer``, reading position ``source``.
+    """Dimension ``dim`` (0 to ``d_head - 1``) of query head ``head`` in layer ``layer``, read at ``source``.
 
     >>> str(AttnNeuron(9, 8, 17, 3))
     'L9H8D17@3'
