@@ -4,6 +4,7 @@ import copy
 import itertools
 import pickle
 
+import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import given
@@ -74,10 +75,24 @@ def test_frozen_slotted_and_copied(identity):
     assert copy.deepcopy(identity) == identity
 
 
-def test_integers_of_other_libraries_become_plain_ones():
+@pytest.fixture
+def unchecked():
+    """Without the type checks that only tests have: users' numbers are often NumPy's."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
+
+
+def test_integers_of_other_libraries_become_plain_ones(unchecked):
     neuron = MLPNeuron(np.int64(3), np.int32(4))
     assert neuron == MLPNeuron(3, 4)
     assert type(neuron.layer) is int and type(neuron.neuron) is int
+
+
+def test_other_things_are_not_indices(unchecked):
+    with pytest.raises(ValueError, match=r"Head\.head is 1\.5: it must be an integer of 0 or more"):
+        Head(1, 1.5)
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,9 @@ class RankedNeurons:
                 columns={name: tuple(row[name] for row in rows) for name in record["columns"]},
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise SchemaError(f"the JSON of a ranking is incomplete or altered: {error!r}") from error
+            raise SchemaError(
+                f"the JSON of a ranking is incomplete or altered: {type(error).__name__}: {error}"
+            ) from error
 
     def __repr__(self) -> str:
         return tables.as_text(*self._shown(10))
