@@ -1,0 +1,110 @@
+"""The activations of one run of the model, from our own forward pass or from a user's cache.
+
+A user's cache is checked before anything is computed from it: every needed activation is there, of the right
+length, and ``hook_embed`` is the embedding of the very tokens that were given (a cache of another prompt of the
+same length would give plausible, wrong numbers).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_neuron_attr.model_view import ModelView
+
+
+@dataclass(frozen=True, eq=False)
+class CachedRun:
+    """Activations without a batch axis; ``logits`` and ``resid_final`` are keyed by position."""
+
+    layers: Mapping[str, tuple[Tensor | None, ...]]
+    resid_final: Mapping[int, Float[Tensor, " d_model"]]
+    logits: Mapping[int, Float[Tensor, " d_vocab"]]
+
+    @staticmethod
+    def forward(view: ModelView, tokens: Int[Tensor, " pos"], dests: Sequence[int]) -> "CachedRun":
+        """Run the model once; keep logits at the positions ``dests``."""
+        logits, cache = view.run(tokens)
+        activations = {name: cache[name][0].detach() for name in view.hook_names()}
+        return _collect(view, activations, {dest: logits[dest].clone() for dest in dests})
+
+    def until(self, dest: int) -> dict[str, Any]:
+        """The per-layer activations cut after position ``dest``, by their name in a trace."""
+        end = dest + 1
+        cut = {
+            name: tuple(None if t is None else t[:end] for t in rows) for name, rows in self.layers.items()
+        }
+        cut["pattern"] = tuple(t if t is None else t[:, :end, :end] for t in self.layers["pattern"])
+        return cut
+
+
+def read_cache(
+    view: ModelView, cache: Mapping[str, Tensor], tokens: Int[Tensor, " pos"], dests: Sequence[int]
+) -> CachedRun:
+    """Take the activations from a user's cache (never written to), or say what is wrong with it."""
+    missing = [name for name in view.hook_names() if name not in cache]
+    if missing:
+        listed = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise ValueError(
+            f"the cache lacks {len(missing)} of the {len(view.hook_names())} needed activations ({listed}): run the "
+            f"model with names_filter=required_hooks(model), or without a filter"
+        )
+    activations = {name: _single(name, cache[name], len(tokens)) for name in view.hook_names()}
+    _check_tokens(view, activations["hook_embed"], tokens)
+    final = activations[f"blocks.{view.n_layers - 1}.hook_resid_post"]
+    return _collect(view, activations, {dest: view.own_logits(final[dest]) for dest in dests})
+
+
+def _collect(view: ModelView, activations: Mapping[str, Tensor], logits: Mapping[int, Tensor]) -> CachedRun:
+    parts = {
+        "resid_pre": "hook_resid_pre",
+        "attn_out": "hook_attn_out",
+        "mlp_out": "hook_mlp_out",
+        "pattern": "attn.hook_pattern",
+        "value": "attn.hook_v",
+        "post": "mlp.hook_post",
+    }
+    layers = {
+        name: tuple(activations.get(f"blocks.{layer}.{hook}") for layer in range(view.n_layers))
+        for name, hook in parts.items()
+    }
+    final = activations[f"blocks.{view.n_layers - 1}.hook_resid_post"]
+    return CachedRun(layers, {dest: final[dest] for dest in logits}, logits)
+
+
+def _single(name: str, tensor: Tensor, length: int) -> Tensor:
+    """Drop a batch axis of one and check the length of the position axis."""
+    is_pattern = name.endswith("hook_pattern")
+    per_head = name.endswith("hook_v")
+    with_batch = 4 if is_pattern or per_head else 3
+    if tensor.ndim == with_batch:
+        if tensor.shape[0] != 1:
+            raise ValueError(
+                f"the cache holds {tensor.shape[0]} prompts ({name} has shape {list(tensor.shape)}): give the cache "
+                f"of one prompt, e.g. each tensor indexed [i : i + 1]"
+            )
+        tensor = tensor[0]
+    positions = tensor.shape[-2:] if is_pattern else tensor.shape[:1]
+    if tensor.ndim != with_batch - 1 or any(size != length for size in positions):
+        raise ValueError(
+            f"the cache's {name} has shape {list(tensor.shape)}, which is not of {length} positions as the prompt "
+            f"given: pass the tokens that the cache was made with (mind the BOS token), and no pos_slice"
+        )
+    return tensor.detach()
+
+
+def _check_tokens(view: ModelView, embedded: Tensor, tokens: Tensor) -> None:
+    """``hook_embed`` must be the tokens' embedding up to one common factor (Gemma scales it)."""
+    expected = view.W_E[tokens.to(view.device)].to(view.compute_dtype)
+    given = embedded.to(expected)
+    cosine = torch.nn.functional.cosine_similarity(expected, given, dim=-1)
+    wrong = (cosine < 0.999).nonzero().flatten().tolist()
+    if wrong:
+        raise ValueError(
+            f"the cache was made with other tokens than those given (hook_embed differs at position {wrong[0]}): "
+            f"pass the tokens that the cache was made with; with edited embeddings, call trace without cache= "
+            f"while your hooks are on the model"
+        )

@@ -1,0 +1,123 @@
+"""Honest numbers: what must hold before any score is shown, checked at every trace.
+
+At the predicting position, for each layer ``l`` with stream ``h``, attention output ``A``, MLP output ``F``:
+
+1. *Readout*: the frozen readout of the final residual gives the model's own log-probabilities.
+2. *Writes*: ``sum_heads z_head W_O + b_O = A`` with ``z`` rebuilt from pattern and values, and
+   ``sum_n post_n W_out[n] + b_out = F``.
+3. *Stream*: ``h + A + F = `` the next layer's ``h``.
+
+Gaps are relative to the size of what is compared and allowed up to the rounding of the model's own precision.
+A larger gap raises :class:`UnsupportedModelError` naming layer, component and size.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tl_neuron_attr.model_view import UnsupportedModelError
+from tl_neuron_attr.readout import Readout
+from tl_neuron_attr.writes import attn_coefficients
+
+if TYPE_CHECKING:
+    from tl_neuron_attr.trace import Trace
+
+# Allowed relative gap by the precision that the model computes in: some hundred times its rounding error,
+# far below what a wrong norm, head order or missing bias makes (which are of the order of one).
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+def check_trace(trace: "Trace") -> None:
+    """Raise :class:`UnsupportedModelError` where readout, writes or stream do not add up."""
+    tolerance = _TOLERANCE[trace.view.dtype]
+    _check_stream(trace, tolerance)
+    _check_writes(trace, tolerance)
+    _check_readout(trace, tolerance)
+
+
+def _check_readout(trace: "Trace", tolerance: float) -> None:
+    readout = Readout.of(trace, convention="exact")
+    ours = torch.log_softmax(readout.logits(trace.resid_final[None])[0], -1)
+    _compare(
+        trace,
+        ours,
+        trace.log_probs,
+        tolerance,
+        "final norm and unembedding",
+        "the model's own log-probabilities",
+    )
+
+
+def _check_writes(trace: "Trace", tolerance: float) -> None:
+    view = trace.view
+    for layer in range(view.n_layers):
+        z = attn_coefficients(trace, layer).sum(-1)
+        W_O = view.W_O(layer)
+        heads = torch.einsum("hd,hdm->m", z, W_O.to(z))
+        _compare(
+            trace,
+            _plus(heads, view.b_O(layer)),
+            trace.attn_out[layer][trace.position],
+            tolerance,
+            f"heads of layer {layer}",
+            "what attention adds (hook_attn_out)",
+        )
+        post = trace.post[layer]
+        if post is not None:
+            acts = post[trace.position].to(view.compute_dtype)
+            W_out = view.W_out(layer)
+            if acts.shape[-1] != W_out.shape[0]:
+                raise UnsupportedModelError(
+                    f"layer {layer} of {view.name}: hook_post has width {acts.shape[-1]} but W_out has "
+                    f"{W_out.shape[0]} rows, so its entries are not the MLP's neurons; attribute attention only"
+                )
+            _compare(
+                trace,
+                _plus(acts @ W_out.to(acts), view.b_out(layer)),
+                _at(trace, trace.mlp_out[layer]),
+                tolerance,
+                f"MLP neurons of layer {layer}",
+                "what the MLP adds (hook_mlp_out)",
+            )
+
+
+def _check_stream(trace: "Trace", tolerance: float) -> None:
+    for layer in range(trace.view.n_layers):
+        before = _at(trace, trace.resid_pre[layer])
+        total = before + _at(trace, trace.attn_out[layer]).to(before)
+        mlp = trace.mlp_out[layer]
+        if mlp is not None:
+            total = total + _at(trace, mlp).to(before)
+        last = layer == trace.view.n_layers - 1
+        after = trace.resid_final if last else trace.resid_pre[layer + 1][trace.position]
+        _compare(
+            trace,
+            total,
+            after,
+            tolerance,
+            f"residual stream of layer {layer}",
+            "pre + attention + MLP = post",
+        )
+
+
+def _at(trace: "Trace", rows: Tensor | None) -> Tensor:
+    if rows is None:
+        raise UnsupportedModelError(f"{trace.view.name} recorded no MLP output where neurons were recorded")
+    return rows[trace.position].to(trace.view.compute_dtype)
+
+
+def _plus(x: Tensor, bias: Tensor | None) -> Tensor:
+    return x if bias is None else x + bias.to(x)
+
+
+def _compare(trace: "Trace", ours: Tensor, model: Tensor, tolerance: float, part: str, what: str) -> None:
+    model = model.to(ours)
+    size = float(torch.maximum(ours.abs().amax(), model.abs().amax()))
+    gap = float((ours - model).abs().amax())
+    if not gap <= tolerance * max(size, 1e-6):  # also true for NaN
+        raise UnsupportedModelError(
+            f"{part} of {trace.view.name} ({type(trace.model).__name__}): rebuilt values differ from {what} by "
+            f"{gap:.3g} where the largest is {size:.3g} (allowed: {tolerance:g} of it), so scores would be wrong; "
+            f"remove hooks that edit this part, or report the model's architecture"
+        )

@@ -1,0 +1,256 @@
+"""One view of every TransformerLens model; the only file that knows TransformerLens's model classes.
+
+``HookedTransformer`` (TransformerLens 2 and 3) and ``TransformerBridge`` (3 and 4) name most things alike and
+differ in the rest: where the norms keep their weights, whether ``W_V`` is repeated for grouped query heads,
+what a folded model still holds. :class:`ModelView` answers those questions once, and refuses by name a model
+for which the method has no meaning. Flags are only believed as far as :mod:`tl_neuron_attr.checks` confirms
+them on numbers at every trace.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from tl_neuron_attr.norms import Norm
+from tl_neuron_attr.tokens import Tokens
+
+
+class UnsupportedModelError(ValueError):
+    """The model, or a part of it, is one for which neuron scores are not defined or not known to be right."""
+
+
+class ModelView:
+    """Weights, norms and hook names of one model; tensors are the model's own, never copies unless it says so.
+
+    Raises :class:`UnsupportedModelError` for a model whose residual stream, attention or MLP is not of the
+    kind that the method is defined for.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.cfg: Any = getattr(model, "cfg", None)
+        if not isinstance(model, nn.Module) or self.cfg is None or not hasattr(model, "run_with_cache"):
+            raise UnsupportedModelError(
+                f"got a {type(model).__name__}: tl_neuron_attr attributes TransformerLens models, so load it as "
+                f"a TransformerBridge (TransformerLens 3 and 4) or a HookedTransformer (2 and 3)"
+            )
+        self._refuse_other_kinds()
+        self.n_layers: int = self.cfg.n_layers
+        self.n_heads: int = self.cfg.n_heads
+        self.n_kv_heads: int = self.cfg.n_key_value_heads or self.cfg.n_heads
+        self.d_head: int = self.cfg.d_head
+        self.d_model: int = self.cfg.d_model
+        self.name: str = str(getattr(self.cfg, "model_name", None) or type(model).__name__)
+        self.dtype: torch.dtype = self.W_U.dtype
+        self.compute_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        missing = [name for name in self.hook_names() if name not in model.hook_dict]
+        if missing:
+            raise UnsupportedModelError(
+                f"{self.name} ({type(model).__name__}) has no hook point {missing[0]!r} "
+                f"({len(missing)} of the needed ones missing): neuron scores need the standard attention and "
+                f"MLP hooks in every attributed layer"
+            )
+
+    # ---- refusals -------------------------------------------------------------------------------------
+
+    def _refuse_other_kinds(self) -> None:
+        name = getattr(self.cfg, "model_name", type(self.model).__name__)
+        if not hasattr(self.model, "blocks") or hasattr(self.model, "decoder_blocks"):
+            raise UnsupportedModelError(
+                f"{name} is not a decoder-only transformer (no `blocks`): encoders and encoder-decoders predict no "
+                f"next token from one residual stream; use a causal language model"
+            )
+        if getattr(self.cfg, "attention_dir", "causal") != "causal":
+            raise UnsupportedModelError(
+                f"{name} attends in both directions: an encoder predicts no next token; use a causal model"
+            )
+        cap = getattr(self.cfg, "output_logits_soft_cap", None)
+        if cap is not None and cap > 0:
+            raise UnsupportedModelError(
+                f"{name} caps its logits (output_logits_soft_cap={cap}): the frozen readout is not affine there "
+                f"and scores would be wrong; use a model without a logit cap"
+            )
+        if not self.cfg.attn_only and all(self.mlp_refusal(layer) for layer in range(self.cfg.n_layers)):
+            raise UnsupportedModelError(self.mlp_refusal(0) or "")
+
+    def mlp_refusal(self, layer: int) -> str | None:
+        """Why the MLP neurons of ``layer`` cannot be attributed, or ``None`` where they can."""
+        name = getattr(self.cfg, "model_name", type(self.model).__name__)
+        if self.cfg.attn_only:
+            return f"{name} has no MLP in layer {layer}: attention-only models have attention neurons only"
+        block = self.model.blocks[layer]
+        mlp = getattr(block, "mlp", None)
+        classes = {type(mlp).__name__, type(getattr(mlp, "original_component", None)).__name__}
+        experts = getattr(self.cfg, "num_experts", None)
+        is_bridge = hasattr(mlp, "original_component")
+        if any("moe" in c.lower() or "expert" in c.lower() for c in classes) or (experts and not is_bridge):
+            return (
+                f"layer {layer} of {name} is a mixture of experts: its hook_post is not one set of MLP "
+                f"neurons, so their scores are not defined; attribute attention neurons or dense layers"
+            )
+        return None
+
+    def check_ready(self) -> None:
+        """Raise :class:`ValueError` if a forward pass would be random (training mode with dropout)."""
+        if not self.model.training:
+            return
+        rates = {
+            name: module.p
+            for name, module in self.model.named_modules()
+            if isinstance(module, nn.Dropout) and module.training and module.p > 0
+        }
+        hf_config = getattr(getattr(self.model, "original_model", None), "config", None)
+        for name, value in vars(hf_config).items() if hf_config is not None else ():
+            if ("drop" in name) and isinstance(value, float) and value > 0:
+                rates[f"config.{name}"] = value
+        if rates:
+            where, rate = next(iter(rates.items()))
+            raise ValueError(
+                f"{self.name} is in training mode with dropout ({where} = {rate}): its forward pass is random, so "
+                f"scores would differ from call to call; call model.eval() first"
+            )
+
+    # ---- one forward pass -----------------------------------------------------------------------------
+
+    def hook_names(self) -> list[str]:
+        """The hook points that a trace reads, in order of the forward pass."""
+        names = ["hook_embed"]
+        for layer in range(self.n_layers):
+            names += [
+                f"blocks.{layer}.{part}" for part in ("hook_resid_pre", "attn.hook_v", "attn.hook_pattern")
+            ]
+            names.append(f"blocks.{layer}.hook_attn_out")
+            if not self.cfg.attn_only:
+                if self.mlp_refusal(layer) is None:
+                    names.append(f"blocks.{layer}.mlp.hook_post")
+                names.append(f"blocks.{layer}.hook_mlp_out")
+        return [*names, f"blocks.{self.n_layers - 1}.hook_resid_post"]
+
+    def run(self, tokens: Int[Tensor, " pos"]) -> tuple[Float[Tensor, "pos d_vocab"], Mapping[str, Tensor]]:
+        """Logits and the needed activations (batch axis of one kept) of one forward pass, without gradients."""
+        with torch.no_grad():
+            logits, cache = self.model.run_with_cache(
+                tokens[None].to(self.device), names_filter=self.hook_names(), return_type="logits"
+            )
+        return logits[0], cache
+
+    def own_logits(self, resid: Float[Tensor, " d_model"]) -> Float[Tensor, " d_vocab"]:
+        """What the model's own final norm and unembedding make of a final residual (no hook of anyone fires)."""
+        norm = copy.deepcopy(self.model.ln_final)
+        for module in norm.modules():
+            module._forward_hooks.clear()
+            module._forward_pre_hooks.clear()
+        with torch.no_grad():
+            return norm(resid[None, None])[0, 0] @ self.W_U + (0 if self.b_U is None else self.b_U)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the embedding lives, so where tokens go in."""
+        return self.W_E.device
+
+    def vocabulary(self) -> Tokens:
+        """The model's tokenizer, vocabulary widths and context length."""
+        n_ctx = getattr(self.cfg, "n_ctx", None)
+        return Tokens(self.model, self.W_E.shape[0], self.W_U.shape[1], n_ctx)
+
+    # ---- weights --------------------------------------------------------------------------------------
+
+    def _weight(self, owner: Any, name: str, where: str) -> Tensor:
+        tensor = getattr(owner, name, None)
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            kind = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise UnsupportedModelError(
+                f"{where}.{name} of this model is not a floating-point matrix (got {kind}): neuron vectors must "
+                f"be readable; load the model unquantised, or dequantise it"
+            )
+        return tensor.detach()
+
+    @staticmethod
+    def _bias(owner: Any, name: str) -> Tensor | None:
+        tensor = getattr(owner, name, None)
+        return tensor.detach() if isinstance(tensor, Tensor) else None
+
+    @property
+    def W_E(self) -> Float[Tensor, "d_vocab_in d_model"]:
+        """The token embedding."""
+        return self._weight(self.model, "W_E", "embed")
+
+    @property
+    def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
+        """The unembedding matrix."""
+        return self._weight(self.model, "W_U", "unembed")
+
+    @property
+    def b_U(self) -> Float[Tensor, " d_vocab"] | None:
+        """The unembedding bias, if there is one."""
+        return self._bias(self.model, "b_U")
+
+    def W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
+        """Output matrices of the query heads."""
+        return self._weight(self.model.blocks[layer].attn, "W_O", f"blocks.{layer}.attn")
+
+    def b_O(self, layer: int) -> Float[Tensor, " d_model"] | None:
+        """The attention output bias, if there is one."""
+        return self._bias(self.model.blocks[layer].attn, "b_O")
+
+    def W_V(self, layer: int) -> Float[Tensor, "kv_head d_model d_head"]:
+        """Value matrices, one for each key-value head (HookedTransformer repeats them for each query head)."""
+        weight = self._weight(self.model.blocks[layer].attn, "W_V", f"blocks.{layer}.attn")
+        if weight.shape[0] not in (self.n_heads, self.n_kv_heads):
+            raise UnsupportedModelError(
+                f"blocks.{layer}.attn.W_V has {weight.shape[0]} heads; {self.name} declares {self.n_heads} query "
+                f"and {self.n_kv_heads} key-value heads, so which value belongs to which head is unknown"
+            )
+        return weight[:: weight.shape[0] // self.n_kv_heads]
+
+    def W_out(self, layer: int) -> Float[Tensor, "d_mlp d_model"]:
+        """MLP output rows, one for each neuron."""
+        refusal = self.mlp_refusal(layer)
+        if refusal is not None:
+            raise UnsupportedModelError(refusal)
+        return self._weight(self.model.blocks[layer].mlp, "W_out", f"blocks.{layer}.mlp")
+
+    def b_out(self, layer: int) -> Float[Tensor, " d_model"] | None:
+        """The MLP output bias, if there is one."""
+        return self._bias(self.model.blocks[layer].mlp, "b_out")
+
+    # ---- norms ----------------------------------------------------------------------------------------
+
+    @property
+    def final_norm(self) -> Norm:
+        """The norm before the unembedding."""
+        return self._norm(self.model.ln_final)
+
+    def _norm(self, module: Any) -> Norm:
+        """Read a norm by what it holds: gain and bias where there are any, LayerNorm or RMSNorm by its class."""
+        inner = getattr(module, "original_component", None)
+        style = str(getattr(self.cfg, "normalization_type", None) or "")
+        if isinstance(module, nn.Identity) or (not style and inner is None):
+            return Norm(None, None, centred=False, eps=0.0, identity=True)
+        gain = self._first_tensor(module, inner, ("w", "weight"))
+        if gain is not None and getattr(self.cfg, "rmsnorm_uses_offset", False) and inner is not None:
+            gain = 1 + gain
+        return Norm(
+            gain=gain,
+            bias=self._first_tensor(module, inner, ("b", "bias")),
+            centred=style.startswith("LN"),
+            eps=self._eps(module, inner),
+        )
+
+    @staticmethod
+    def _first_tensor(module: Any, inner: Any, names: Sequence[str]) -> Tensor | None:
+        owners = (module,) if inner is None else (inner,)
+        found = [getattr(owner, name, None) for owner in owners for name in names]
+        return next((tensor.detach() for tensor in found if isinstance(tensor, Tensor)), None)
+
+    def _eps(self, module: Any, inner: Any) -> float:
+        for owner in (inner, module):
+            for name in ("eps", "variance_epsilon"):
+                value = getattr(owner, name, None)
+                if isinstance(value, float | Tensor):
+                    return float(value)
+        return float(self.cfg.eps)

@@ -1,0 +1,176 @@
+"""Strings to token ids and back, once; from then on the package works with ids only.
+
+A prompt keeps the model's own habit for a beginning-of-sequence token. A single token is looked up by the
+exact string it stands for: ``" Paris"`` is not ``"Paris"``, also with tokenizers that put a space before every
+text they are given. No tokenizer is needed where ids are given.
+"""
+
+import operator
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+Prompt: TypeAlias = str | Sequence[int] | Tensor
+
+_SPACE = "\u2581"  # sentencepiece's mark for a leading space
+
+
+class UnknownTokenError(ValueError):
+    """A string that is not exactly one token of the vocabulary."""
+
+
+class Tokens:
+    """The vocabulary of one model: its tokenizer (or none), width and habits."""
+
+    def __init__(self, model: Any, d_vocab_in: int, d_vocab: int, n_ctx: int | None) -> None:
+        self._model = model
+        self._tokenizer: Any = getattr(model, "tokenizer", None)
+        self.d_vocab_in = d_vocab_in
+        self.d_vocab = d_vocab
+        self.n_ctx = n_ctx
+
+    def prompt_ids(self, prompt: Prompt, prepend_bos: bool | None) -> Int[Tensor, " pos"]:
+        """Token ids of a prompt: a string, a list of ids, or a tensor of shape ``[pos]`` or ``[1, pos]``.
+
+        Raises :class:`ValueError` for an empty prompt, several prompts, ids outside the vocabulary, a prompt
+        longer than the context, or a string without a tokenizer.
+        """
+        ids = (
+            self._string_ids(prompt, prepend_bos)
+            if isinstance(prompt, str)
+            else self._given_ids(prompt, prepend_bos)
+        )
+        if ids.numel() == 0:
+            raise ValueError("the prompt is empty: give at least one token to predict from")
+        lowest, highest = int(ids.min()), int(ids.max())
+        if lowest < 0 or highest >= self.d_vocab_in:
+            bad = lowest if lowest < 0 else highest
+            raise ValueError(f"prompt token {bad} is outside the vocabulary of {self.d_vocab_in} tokens")
+        if self.n_ctx is not None and ids.numel() > self.n_ctx:
+            raise ValueError(
+                f"the prompt has {ids.numel()} tokens, the model's context holds {self.n_ctx}: shorten the prompt"
+            )
+        return ids
+
+    def _string_ids(self, prompt: str, prepend_bos: bool | None) -> Tensor:
+        if self._tokenizer is None:
+            raise ValueError("the model has no tokenizer: give the prompt as token ids")
+        if not prompt:
+            raise ValueError("the prompt is empty: give at least one token to predict from")
+        options = {} if prepend_bos is None else {"prepend_bos": prepend_bos}
+        return self._model.to_tokens(prompt, **options)[0].detach().to("cpu", torch.int64)
+
+    def _given_ids(self, prompt: Prompt, prepend_bos: bool | None) -> Tensor:
+        if prepend_bos is not None:
+            raise ValueError(
+                f"prepend_bos={prepend_bos} was given with token ids: ids are used as they are; add or remove the "
+                f"BOS token in the list itself"
+            )
+        if not isinstance(prompt, Tensor):
+            items = [self.as_index(token) for token in prompt]
+            if None in items:
+                bad = list(prompt)[items.index(None)]
+                raise ValueError(
+                    f"the prompt holds {bad!r} of type {type(bad).__name__}: give one string, a list of token ids, "
+                    f"or a tensor of ids of shape [pos] or [1, pos]"
+                )
+            return torch.tensor(items, dtype=torch.int64)
+        if prompt.is_floating_point() or prompt.is_complex() or prompt.dtype == torch.bool:
+            raise ValueError(f"the prompt tensor has dtype {prompt.dtype}: token ids are integers")
+        ids = prompt[0] if prompt.ndim == 2 and prompt.shape[0] == 1 else prompt
+        if ids.ndim != 1:
+            raise ValueError(
+                f"the prompt tensor has shape {list(prompt.shape)}: give one prompt, [pos] or [1, pos]; "
+                f"trace several prompts one at a time"
+            )
+        return ids.detach().to("cpu", torch.int64).clone()
+
+    def continuation_ids(self, continuation: str | Sequence[int]) -> Int[Tensor, " pos"]:
+        """Token ids of an answer that follows a prompt: a string (no BOS is added) or a list of ids."""
+        if isinstance(continuation, str):
+            if self._tokenizer is None:
+                raise ValueError("the model has no tokenizer: give the continuation as token ids")
+            ids = torch.tensor(self._spelled(continuation), dtype=torch.int64)
+        else:
+            ids = self._given_ids(continuation, None)
+        if ids.numel() == 0:
+            raise ValueError("the continuation is empty: give at least one token to attribute to")
+        return ids
+
+    def _spelled(self, text: str) -> list[int]:
+        """Ids whose strings join to ``text``, also with a tokenizer that adds a space before every text."""
+        for given in (text, text[1:] if text.startswith(" ") else text):
+            ids = self._pieces(given)
+            if "".join(self.text(token) for token in ids) == text:
+                return ids
+        return self._pieces(text)
+
+    @staticmethod
+    def as_index(token: object) -> int | None:
+        """An integer (Python, NumPy or a tensor of one element), or ``None`` for anything else."""
+        if isinstance(token, bool | float | str):
+            return None
+        try:
+            return operator.index(token)  # type: ignore[arg-type]  # the except clause is the check
+        except TypeError:
+            return None
+
+    def text(self, token: int) -> str:
+        """The string that a token stands for, a leading space included; ``[id]`` without a tokenizer."""
+        if self._tokenizer is None:
+            return f"[{token}]"
+        piece = self._piece(token)
+        if piece is None:
+            return f"[{token}]"
+        text = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
+        return f" {text}" if piece.startswith(_SPACE) and not text.startswith(" ") else text
+
+    def quoted(self, token: int) -> str:
+        """The token's string in quotes, so that a leading space shows; ``[id]`` without a tokenizer."""
+        text = self.text(token)
+        return text if text == f"[{token}]" else repr(text)
+
+    def _piece(self, token: int) -> str | None:
+        if token >= len(self._tokenizer):
+            return None
+        piece = self._tokenizer.convert_ids_to_tokens(token)
+        return piece if isinstance(piece, str) else None
+
+    def single_id(self, text: str) -> int:
+        """The id of the one token that stands for exactly ``text``.
+
+        Raises :class:`UnknownTokenError`, listing the pieces, where there is none.
+        """
+        if self._tokenizer is None:
+            raise UnknownTokenError(
+                f"the model has no tokenizer to look up {text!r}: give the target as a token id"
+            )
+        if not text:
+            raise UnknownTokenError(
+                "the target is an empty string: give a string of one token, or a token id"
+            )
+        pieces = self._pieces(text)
+        spaced = self._pieces(text[1:]) if text.startswith(" ") else []
+        by_name = self._tokenizer.convert_tokens_to_ids(text)
+        candidates = [*(ids[0] for ids in (pieces, spaced) if len(ids) == 1), by_name]
+        for token in candidates:
+            if isinstance(token, int) and 0 <= token < self.d_vocab and self.text(token) == text:
+                return token
+        raise UnknownTokenError(self._no_single_token(text, pieces))
+
+    def _pieces(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+
+    def _no_single_token(self, text: str, pieces: list[int]) -> str:
+        unknown = self._tokenizer.unk_token_id
+        if len(pieces) == 1 or (unknown is not None and unknown in pieces):
+            hint = "" if text.startswith(" ") else f" (did you mean {' ' + text!r}, with its leading space?)"
+            return f"target {text!r} is not a token of this model's vocabulary{hint}"
+        listed = ", ".join(self.quoted(token) for token in pieces)
+        return (
+            f"target {text!r} is {len(pieces)} tokens ({listed}): a target is one token; attribute to the first, "
+            f"{self.quoted(pieces[0])}, or append the leading pieces to the prompt and attribute to the last"
+        )

@@ -1,0 +1,214 @@
+"""Value scores: how much each layer, head, source position and neuron raises the target.
+
+The score of a vector ``v`` added to a base is ``S = T(base + v) - T(base)`` in nats (Eq. 13 of Yu and
+Ananiadou, EMNLP 2024), with the readout frozen (:mod:`tl_neuron_attr.readout`) and
+
+====================================  ===============================  ==========================================
+what                                  base                             ``v``
+====================================  ===============================  ==========================================
+attention layer, head, neuron         ``h`` (before the block)         what it adds (:mod:`tl_neuron_attr.writes`)
+MLP layer, neuron                     ``h + A`` (attention included)   what it adds
+====================================  ===============================  ==========================================
+
+Layer scores telescope: they sum to ``T(final) - T(embedding)``. :func:`value_neurons` finds the exact top
+neurons without scoring all of them (:mod:`tl_neuron_attr.search`).
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_neuron_attr.neurons import Kind, check_kind
+from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
+from tl_neuron_attr.results import HeadScores, LayerScores, NeuronScores, RankedNeurons
+from tl_neuron_attr.search import chosen_layers, top_neurons
+from tl_neuron_attr.writes import (
+    base,
+    coefficients,
+    directions,
+    head_vectors,
+    position_vectors,
+    stream_before,
+)
+
+if TYPE_CHECKING:
+    from tl_neuron_attr.trace import Trace
+
+METHODS = ("log_prob_increase",)
+
+
+def layer_scores(trace: "Trace", *, memory_budget: int = DEFAULT_MEMORY_BUDGET) -> LayerScores:
+    """Score of every attention and MLP layer: what the sublayer adds, biases included (nats).
+
+    Returns ``attn`` and ``mlp`` of shape ``[layer]``; together they sum to ``T`` of the final residual minus
+    ``T`` of the embedding (Eq. 13 applied to layers).
+
+    Example:
+        >>> import tl_neuron_attr as na
+        >>> trace = na.trace(na.load_demo_model(), "The capital of France is", " Paris")
+        >>> int(na.layer_scores(trace).attn.argmax())
+        23
+    """
+    readout = Readout.of(trace, memory_budget=memory_budget)
+    n_layers = trace.view.n_layers
+    steps = [base(trace, kind, layer) for layer in range(n_layers) for kind in ("attn", "mlp")]
+    value = _targets_of(readout, [*steps, stream_before(trace, n_layers)])
+    gained = value.diff().view(n_layers, 2)
+    return LayerScores(attn=gained[:, 0], mlp=gained[:, 1], provenance=trace.provenance)
+
+
+def head_scores(trace: "Trace", *, memory_budget: int = DEFAULT_MEMORY_BUDGET) -> HeadScores:
+    """Score of every query head, the sum of its neurons, at base ``h`` (nats): ``[layer, head]``.
+
+    Example:
+        >>> import tl_neuron_attr as na
+        >>> trace = na.trace(na.load_demo_model(), "The capital of France is", " Paris")
+        >>> na.head_scores(trace).scores.shape
+        torch.Size([30, 9])
+    """
+    readout = Readout.of(trace, memory_budget=memory_budget)
+    layers = range(trace.view.n_layers)
+    added = [head_vectors(trace, layer) for layer in layers]
+    scores = _added_to_stream(trace, readout, list(layers), added)
+    return HeadScores(scores=torch.stack(scores), provenance=trace.provenance)
+
+
+def position_scores(
+    trace: "Trace", layer: int, head: int, *, memory_budget: int = DEFAULT_MEMORY_BUDGET
+) -> Float[Tensor, " source"]:
+    """Score of what one head brings from each source position, at base ``h`` (nats).
+
+    Raises :class:`ValueError` for a layer or head that the model does not have.
+
+    Example:
+        >>> import tl_neuron_attr as na
+        >>> trace = na.trace(na.load_demo_model(), "The capital of France is", " Paris")
+        >>> int(na.position_scores(trace, layer=23, head=8).argmax())
+        3
+    """
+    [layer] = chosen_layers(trace, "attn", [layer])
+    if not 0 <= head < trace.view.n_heads:
+        raise ValueError(
+            f"head {head} is out of range: {trace.view.name} has heads 0 to {trace.view.n_heads - 1}"
+        )
+    readout = Readout.of(trace, memory_budget=memory_budget)
+    return _added_to_stream(trace, readout, [layer], [position_vectors(trace, layer, head)])[0].cpu()
+
+
+def value_scores(
+    trace: "Trace",
+    kind: Kind,
+    layers: Sequence[int] | None = None,
+    *,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+) -> NeuronScores:
+    """Exact scores of every neuron (nats): ``[layer, neuron]`` or ``[layer, source, head, dim]``.
+
+    Every direction is multiplied with the vocabulary once; attention neurons that differ in their source
+    position only share that product.
+
+    Raises :class:`ValueError` for an unknown kind or layer, :class:`UnsupportedModelError` for layers without
+    MLP neurons.
+
+    Example:
+        >>> import tl_neuron_attr as na
+        >>> trace = na.trace(na.load_demo_model(), "The capital of France is", " Paris")
+        >>> na.value_scores(trace, "mlp", layers=[27]).scores.shape
+        torch.Size([1, 1536])
+    """
+    chosen = chosen_layers(trace, check_kind(kind), layers)
+    readout = Readout.of(trace, memory_budget=memory_budget)
+    scores, weights = [], []
+    for layer in chosen:
+        coefficient = coefficients(trace, kind, layer)
+        scores.append(_score_layer(trace, readout, kind, layer, coefficient))
+        weights.append(coefficient)
+    return NeuronScores(
+        kind=kind,
+        scores=torch.stack([_shaped(trace, kind, t) for t in scores]),
+        coefficients=torch.stack([_shaped(trace, kind, t) for t in weights]),
+        layers=tuple(chosen),
+        n_evaluated=sum(t.numel() for t in scores),
+        provenance=trace.provenance,
+    )
+
+
+def value_neurons(
+    trace: "Trace",
+    kind: Kind,
+    k: int = 100,
+    *,
+    method: str = "log_prob_increase",
+    layers: Sequence[int] | None = None,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+) -> RankedNeurons:
+    """The ``k`` neurons with the highest score, exactly those (and in the order) of the dense computation.
+
+    Neurons are scored in descending order of an upper bound until no other can enter the top ``k``; the result
+    says how many were evaluated (``n_evaluated``) of how many (``n_neurons``). Equal scores are ordered by id.
+
+    Raises :class:`ValueError` for an unknown kind, method or layer or ``k < 1``, :class:`UnsupportedModelError`
+    for layers without MLP neurons.
+
+    Example:
+        >>> import tl_neuron_attr as na
+        >>> trace = na.trace(na.load_demo_model(), "The capital of France is", " Paris")
+        >>> str(na.value_neurons(trace, "mlp", k=5)[0])
+        'L28N1227'
+    """
+    check_kind(kind)
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"k={k!r}: give a whole number of neurons, at least 1")
+    chosen = chosen_layers(trace, kind, layers)
+    return top_neurons(trace, Readout.of(trace, memory_budget=memory_budget), kind, chosen, k, method)
+
+
+def _targets_of(readout: Readout, vectors: Sequence[Tensor]) -> Float[Tensor, " vector"]:
+    """``T`` of residual-stream vectors, which may live on the devices of their layers."""
+    return readout.bases(torch.stack([v.to(readout.W_U.device) for v in vectors])).value
+
+
+def _added_to_stream(
+    trace: "Trace", readout: Readout, layers: Sequence[int], added: Sequence[Tensor]
+) -> list[Float[Tensor, " vector"]]:
+    """Scores of vectors added to the stream before each of ``layers``; one tensor of vectors for each layer."""
+    device = readout.W_U.device
+    bases = readout.bases(torch.stack([stream_before(trace, layer).to(device) for layer in layers]))
+    base_of = torch.cat([torch.full((len(v),), i, device=device) for i, v in enumerate(added)])
+    vectors = readout.direction(torch.cat([v.to(device) for v in added]))
+    scores: list[Tensor] = []
+    for chunk in torch.arange(len(vectors), device=device).split(readout.directions_at_once()):
+        ones = vectors.new_ones(len(chunk))
+        own = torch.arange(len(chunk), device=device)
+        scores.append(readout.changes(bases, base_of[chunk], vectors[chunk], own, ones))
+    return list(torch.cat(scores).split([len(v) for v in added]))
+
+
+def _score_layer(
+    trace: "Trace", readout: Readout, kind: Kind, layer: int, coefficient: Float[Tensor, "row source"]
+) -> Float[Tensor, "row source"]:
+    """Dense scores of one layer."""
+    device = readout.W_U.device
+    bases = readout.bases(base(trace, kind, layer).to(device)[None])
+    rows = directions(trace, kind, layer)
+    coefficient = coefficient.to(device)
+    n_sources = coefficient.shape[1]
+    scores: list[Tensor] = []
+    for chunk in torch.arange(len(rows), device=device).split(readout.directions_at_once()):
+        first, last = int(chunk[0]), int(chunk[-1]) + 1
+        vectors = readout.direction(rows[first:last])
+        place = torch.arange(len(chunk), device=device).repeat_interleave(n_sources)
+        one_base = torch.zeros(len(chunk), dtype=torch.int64, device=device)
+        scores.append(readout.changes(bases, one_base, vectors, place, coefficient[first:last].reshape(-1)))
+    return torch.cat(scores).view_as(coefficient)
+
+
+def _shaped(trace: "Trace", kind: Kind, flat: Float[Tensor, "row source"]) -> Tensor:
+    if kind == "mlp":
+        return flat[:, 0].cpu()
+    return flat.view(trace.view.n_heads, trace.view.d_head, -1).permute(2, 0, 1).cpu()

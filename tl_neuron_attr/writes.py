@@ -1,0 +1,76 @@
+"""What each neuron, head and source position adds to the residual stream at the predicting position.
+
+An MLP neuron ``n`` writes ``post_n * W_out[n]``. An attention neuron ``(head, dim, source)`` writes
+``pattern[head, dest, source] * value[source, kv(head), dim] * W_O[head, dim]`` with
+``kv(head) = head // (n_heads // n_kv_heads)``: the direction does not depend on the source, only the
+coefficient does. Flat order is the order of identities: ``neuron``, or ``(head, dim, source)``.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_neuron_attr.neurons import Kind
+
+if TYPE_CHECKING:
+    from tl_neuron_attr.trace import Trace
+
+
+def coefficients(trace: "Trace", kind: Kind, layer: int) -> Float[Tensor, "row source"]:
+    """Coefficient of every neuron of a layer: rows are directions, ``source`` has one column for an MLP."""
+    if kind == "attn":
+        return attn_coefficients(trace, layer).flatten(0, 1)
+    return mlp_coefficients(trace, layer)[:, None]
+
+
+def directions(trace: "Trace", kind: Kind, layer: int) -> Float[Tensor, "row d_model"]:
+    """The output row of every direction of a layer, in the model's own precision (no copy where it has none)."""
+    return trace.view.W_O(layer).flatten(0, 1) if kind == "attn" else trace.view.W_out(layer)
+
+
+def mlp_coefficients(trace: "Trace", layer: int) -> Float[Tensor, " d_mlp"]:
+    """``hook_post`` at the predicting position, float32 or better."""
+    post = trace.post[layer]
+    if post is None:
+        raise ValueError(trace.view.mlp_refusal(layer) or f"layer {layer} has no MLP neurons")
+    return post[trace.position].to(trace.view.compute_dtype)
+
+
+def attn_coefficients(trace: "Trace", layer: int) -> Float[Tensor, "head d_head source"]:
+    """``pattern[head, dest, source] * value[source, kv(head), dim]``, float32 or better."""
+    view = trace.view
+    pattern = trace.pattern[layer][:, trace.position].to(view.compute_dtype)
+    value = trace.value[layer].to(pattern).permute(1, 2, 0)
+    return pattern[:, None, :] * value.repeat_interleave(view.n_heads // view.n_kv_heads, dim=0)
+
+
+def head_vectors(trace: "Trace", layer: int) -> Float[Tensor, "head d_model"]:
+    """What each head adds: the sum of its neurons, without the attention output bias."""
+    z = attn_coefficients(trace, layer).sum(-1)
+    return torch.einsum("hd,hdm->hm", z, trace.view.W_O(layer).to(z))
+
+
+def position_vectors(trace: "Trace", layer: int, head: int) -> Float[Tensor, "source d_model"]:
+    """What one head brings from each source position."""
+    moved = attn_coefficients(trace, layer)[head]
+    return moved.T @ trace.view.W_O(layer)[head].to(moved)
+
+
+def attn_added(trace: "Trace", layer: int) -> Float[Tensor, " d_model"]:
+    """What the attention of a layer really added (output bias included), float32 or better."""
+    return trace.attn_out[layer][trace.position].to(trace.view.compute_dtype)
+
+
+def stream_before(trace: "Trace", layer: int) -> Float[Tensor, " d_model"]:
+    """The residual stream before block ``layer``; ``n_layers`` gives the stream after the last block."""
+    final = layer == trace.view.n_layers
+    stream = trace.resid_final if final else trace.resid_pre[layer][trace.position]
+    return stream.to(trace.view.compute_dtype)
+
+
+def base(trace: "Trace", kind: Kind, layer: int) -> Float[Tensor, " d_model"]:
+    """What the vectors of a layer are added to: ``h`` for attention, ``h + A`` for the MLP (Eq. 13)."""
+    before = stream_before(trace, layer)
+    return before if kind == "attn" else before + attn_added(trace, layer).to(before.device)
