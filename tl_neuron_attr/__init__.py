@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace as Trace
     from tl_neuron_attr.trace import required_hooks as required_hooks
     from tl_neuron_attr.trace import trace as trace
+    from tl_neuron_attr.trace import trace_continuation as trace_continuation
     from tl_neuron_attr.value import (
         head_scores as head_scores,
     )
@@ -89,6 +90,7 @@ _HOME = {
     "promoted_tokens": "vocab",
     "required_hooks": "trace",
     "trace": "trace",
+    "trace_continuation": "trace",
     "value_neurons": "value",
     "value_scores": "value",
 }

@@ -34,9 +34,7 @@ class CachedRun:
     def until(self, dest: int) -> dict[str, Any]:
         """The per-layer activations cut after position ``dest``, by their name in a trace."""
         end = dest + 1
-        cut = {
-            name: tuple(None if t is None else t[:end] for t in rows) for name, rows in self.layers.items()
-        }
+        cut = {name: tuple(None if t is None else t[:end] for t in rows) for name, rows in self.layers.items()}
         cut["pattern"] = tuple(t if t is None else t[:, :end, :end] for t in self.layers["pattern"])
         return cut
 

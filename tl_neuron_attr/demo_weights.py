@@ -140,9 +140,7 @@ def _tokenizer_json(source: Path) -> str:
         {
             "version": "1.0",
             "added_tokens": [
-                {"id": index, "content": tokens[index], **plain}
-                for index, kind in enumerate(kinds)
-                if kind == 3
+                {"id": index, "content": tokens[index], **plain} for index, kind in enumerate(kinds) if kind == 3
             ],
             "pre_tokenizer": {
                 "type": "Sequence",

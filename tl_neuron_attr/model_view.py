@@ -9,7 +9,7 @@ them on numbers at every trace.
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -47,7 +47,8 @@ class ModelView:
         self.name: str = str(getattr(self.cfg, "model_name", None) or type(model).__name__)
         self.dtype: torch.dtype = self.W_U.dtype
         self.compute_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
-        missing = [name for name in self.hook_names() if name not in model.hook_dict]
+        hook_points = cast("Mapping[str, Any]", model.hook_dict)
+        missing = [name for name in self.hook_names() if name not in hook_points]
         if missing:
             raise UnsupportedModelError(
                 f"{self.name} ({type(model).__name__}) has no hook point {missing[0]!r} "
@@ -120,9 +121,7 @@ class ModelView:
         """The hook points that a trace reads, in order of the forward pass."""
         names = ["hook_embed"]
         for layer in range(self.n_layers):
-            names += [
-                f"blocks.{layer}.{part}" for part in ("hook_resid_pre", "attn.hook_v", "attn.hook_pattern")
-            ]
+            names += [f"blocks.{layer}.{part}" for part in ("hook_resid_pre", "attn.hook_v", "attn.hook_pattern")]
             names.append(f"blocks.{layer}.hook_attn_out")
             if not self.cfg.attn_only:
                 if self.mlp_refusal(layer) is None:

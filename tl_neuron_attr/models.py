@@ -96,9 +96,7 @@ def load_model(name: str, backend: Literal["bridge", "hooked"] | None = None) ->
 def _builder(backend: str | None) -> Any:
     """The function that wraps the model for this backend, refused before any work if there is none."""
     if backend not in (None, "bridge", "hooked"):
-        raise ValueError(
-            f"backend={backend!r} is not known; use 'bridge', 'hooked', or None for the default."
-        )
+        raise ValueError(f"backend={backend!r} is not known; use 'bridge', 'hooked', or None for the default.")
     home = {"bridge": "transformer_lens.model_bridge", "hooked": "transformer_lens.HookedTransformer"}
     there = [name for name, module in home.items() if importlib.util.find_spec(module)]
     chosen = backend or there[0]
@@ -222,9 +220,7 @@ def _check(model: Any) -> None:
     log_prob = logits[0, -1].float().log_softmax(dim=-1)[_TARGET].item()
     # 1e-3: rounding stays below 1e-5, and a wrong rotary base is 0.03 away. Not a number must fail, too.
     if tokens != _PROMPT_TOKENS or not abs(log_prob - _TARGET_LOG_PROB) < 1e-3:
-        libraries = ", ".join(
-            f"{name} {version(name)}" for name in ("transformer-lens", "transformers", "torch")
-        )
+        libraries = ", ".join(f"{name} {version(name)}" for name in ("transformer-lens", "transformers", "torch"))
         raise RuntimeError(
             f"The demonstration model is not the known one: {_PROMPT!r} gives tokens {tokens} and "
             f"log p(' Paris') = {log_prob:.4f}, not the expected {_PROMPT_TOKENS} and {_TARGET_LOG_PROB:.4f}, "

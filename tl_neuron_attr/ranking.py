@@ -55,9 +55,7 @@ class Provenance:
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.str_tokens):
-            raise ValueError(
-                f"{len(self.tokens)} tokens but {len(self.str_tokens)} str_tokens: they must match"
-            )
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.str_tokens)} str_tokens: they must match")
         if not 0 <= self.position < len(self.tokens):
             raise ValueError(
                 f"position {self.position} is outside the prompt of {len(self.tokens)} tokens: "
@@ -80,9 +78,7 @@ def kept(tensor: Tensor) -> Tensor:
 def check_no_nan(name: str, tensor: Tensor) -> None:
     bad = int(torch.isnan(tensor).sum())
     if bad:
-        raise ValueError(
-            f"{bad} of {tensor.numel()} {name} are NaN: a score that is not a number cannot be ranked"
-        )
+        raise ValueError(f"{bad} of {tensor.numel()} {name} are NaN: a score that is not a number cannot be ranked")
 
 
 def check_count(name: str, value: int) -> int:
@@ -134,9 +130,7 @@ class RankedNeurons:
         expected = MLPNeuron if self.kind == "mlp" else AttnNeuron
         for neuron in ids:
             if type(neuron) is not expected:
-                raise ValueError(
-                    f"{neuron!r} among {self.kind} neurons: every id must be a {expected.__name__}"
-                )
+                raise ValueError(f"{neuron!r} among {self.kind} neurons: every id must be a {expected.__name__}")
             if isinstance(neuron, AttnNeuron) and neuron.source >= len(self.provenance.tokens):
                 raise ValueError(f"{neuron} reads outside the prompt of {len(self.provenance.tokens)} tokens")
         if len(set(ids)) != len(ids):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
 
 DEFAULT_MEMORY_BUDGET = 2**30
+_MIN_ROWS = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +65,7 @@ class Readout:
     memory_budget: int
 
     @staticmethod
-    def of(
-        trace: "Trace", *, convention: str | None = None, memory_budget: int = DEFAULT_MEMORY_BUDGET
-    ) -> "Readout":
+    def of(trace: "Trace", *, convention: str | None = None, memory_budget: int = DEFAULT_MEMORY_BUDGET) -> "Readout":
         """The readout of a trace under its convention; raises :class:`ValueError` for a budget below one MiB."""
         if memory_budget < 2**20:
             raise ValueError(f"memory_budget={memory_budget} bytes: give at least one MiB (2**20)")
@@ -87,8 +86,8 @@ class Readout:
         return self.scale.dtype
 
     def direction(self, w: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """``N(w)`` on the unembedding's device."""
-        return self.norm.linear(w.to(self.W_U.device, self.dtype), self.scale)
+        """``N(w)`` on the unembedding's device, rows contiguous (products round by layout, see ``_product``)."""
+        return self.norm.linear(w.to(self.W_U.device, self.dtype).contiguous(), self.scale)
 
     def adjoint(self, g: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """``N*(g)``, the direction in the residual stream that ``g`` reads."""
@@ -135,21 +134,19 @@ class Readout:
             g = options[None] - self._expected_rows(inputs, log_z, log_p)[:, None]
         return Bases(inputs, log_z, value, positive - log_z[:, None], g, log_p)
 
-    def _expected_rows(
-        self, inputs: Tensor, log_z: Tensor, log_p: Tensor | None
-    ) -> Float[Tensor, "base d_model"]:
+    def _expected_rows(self, inputs: Tensor, log_z: Tensor, log_p: Tensor | None) -> Float[Tensor, "base d_model"]:
         """``W_U p`` for each base."""
         total = torch.zeros_like(inputs)
         for block in self._blocks(len(inputs)):
             logits = self._logit_block(inputs, log_p, block)
             p = (logits if log_p is not None else logits - log_z[:, None]).exp()
-            total += p @ self.W_U[:, block].to(self.dtype).T
+            total += _product(p, self.W_U[:, block].T)
         return total
 
     def _logit_block(self, inputs: Tensor, kept: Tensor | None, block: slice) -> Tensor:
         if kept is not None:
             return kept[:, block]
-        z = inputs @ self.W_U[:, block].to(self.dtype)
+        z = _product(inputs, self.W_U[:, block])
         return z if self.constant is None else z.add_(self.constant[block])
 
     # ---- scores ---------------------------------------------------------------------------------------
@@ -167,13 +164,15 @@ class Readout:
         ``directions`` are ``N(w)``; several vectors may share one, whose product with the vocabulary is then
         computed once.
         """
-        moved = (directions @ self.unembedded(self.target.positive).T)[rows] * coefficient[:, None]
+        options = self.unembedded(self.target.positive)
         if self.target.is_linear:
-            against = (directions @ self.unembedded(self.target.negative).T)[rows] * coefficient[:, None]
-            return (moved - against)[:, 0]
+            options = options - self.unembedded(self.target.negative)
+        moved = (directions[:, None] * options).sum(-1)[rows] * coefficient[:, None]
+        if self.target.is_linear:
+            return moved[:, 0]
         growth = coefficient.new_full((len(rows),), -torch.inf)
         for block in self._blocks(len(directions)):
-            u = directions @ self.W_U[:, block].to(self.dtype)
+            u = _product(directions, self.W_U[:, block])
             for part in self._parts(len(rows), u.shape[1]):
                 index = rows[part]
                 x = self._log_p_block(bases, base_of[index], block)
@@ -222,8 +221,20 @@ def _slices(length: int, step: int) -> Iterator[slice]:
 def _matmul(x: Tensor, W_U: Tensor, memory_budget: int) -> Tensor:
     """``x @ W_U`` in the precision of ``x``, without a converted copy of the whole unembedding."""
     if W_U.dtype == x.dtype:
-        return x @ W_U
+        return _product(x, W_U)
     out = x.new_empty(len(x), W_U.shape[1])
     for block in _slices(W_U.shape[1], memory_budget // (8 * x.dtype.itemsize * W_U.shape[0])):
-        out[:, block] = x @ W_U[:, block].to(x)
+        out[:, block] = _product(x, W_U[:, block])
     return out
+
+
+def _product(x: Tensor, matrix: Tensor) -> Tensor:
+    """``x @ matrix``, each row rounded alike whatever rows stand beside it.
+
+    Libraries multiply a few rows by other kernels than many rows; with zero rows up to a minimum, a neuron's
+    score is the same to the last bit whether it is scored alone or among thousands, so ties stay ties.
+    """
+    missing = _MIN_ROWS - len(x)
+    if missing <= 0:
+        return x @ matrix.to(x.dtype)
+    return (torch.cat([x, x.new_zeros(missing, x.shape[1])]) @ matrix.to(x.dtype))[: len(x)]

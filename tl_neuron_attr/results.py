@@ -135,9 +135,7 @@ class NeuronScores:
                 f"layers {layers} for {len(self.scores)} rows of scores: each row needs a label of its own"
             )
         if self.kind == "attn" and self.scores.shape[1] > len(self.provenance.tokens):
-            raise ValueError(
-                f"{self.scores.shape[1]} sources in a prompt of {len(self.provenance.tokens)} tokens"
-            )
+            raise ValueError(f"{self.scores.shape[1]} sources in a prompt of {len(self.provenance.tokens)} tokens")
         check_no_nan("scores", self.scores)
         object.__setattr__(self, "layers", layers)
         object.__setattr__(self, "scores", kept(self.scores))

@@ -22,7 +22,7 @@ from tl_neuron_attr.model_view import UnsupportedModelError
 from tl_neuron_attr.neurons import AttnNeuron, Kind, MLPNeuron
 from tl_neuron_attr.readout import Bases, Readout
 from tl_neuron_attr.results import RankedNeurons
-from tl_neuron_attr.writes import base, coefficients, directions
+from tl_neuron_attr.writes import base, coefficients, coefficients_at, directions
 
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
@@ -34,7 +34,7 @@ _SCAN_LIMIT = 8192
 
 
 def chosen_layers(trace: "Trace", kind: Kind, layers: Sequence[int] | None) -> list[int]:
-    """The layers asked for (all by default), sorted, or an error for those that do not exist or have no neurons."""
+    """The layers asked for (all by default), sorted; an error for those that do not exist or have no neurons."""
     n_layers = trace.view.n_layers
     chosen = list(range(n_layers)) if layers is None else sorted(set(layers))
     wrong = [layer for layer in chosen if isinstance(layer, bool) or not 0 <= layer < n_layers]
@@ -121,7 +121,8 @@ class _Pool:
     """All neurons of the chosen layers, numbered in the order of their ids."""
 
     def __init__(self, trace: "Trace", readout: Readout, kind: Kind, layers: Sequence[int]) -> None:
-        self.trace, self.readout, self.kind = trace, readout, kind
+        self.trace, self.readout = trace, readout
+        self.kind: Kind = kind
         vectors = [base(trace, kind, layer).to(readout.W_U.device) for layer in layers]
         self.bases: Bases = readout.bases(torch.stack(vectors))
         q = readout.adjoint(self.bases.g)
@@ -141,10 +142,12 @@ class _Pool:
         rows = directions(self.trace, self.kind, scored.layer)
         q = scored.q.to(rows.device)
         along, length = self._projected(rows, q)
-        bound = (coefficient[:, :, None] * along[:, None, :]).amax(-1)
+        bound = coefficient * along[:, :1]
+        for option in range(1, along.shape[1]):
+            bound = torch.maximum(bound, coefficient * along[:, option, None])
         rounding = 16 * torch.finfo(self.readout.dtype).eps
-        slack = coefficient.abs() * (length * (rounding * q.norm(dim=-1).max()))[:, None]
-        return (bound + slack + rounding).flatten().cpu()
+        slack = length * (rounding * q.norm(dim=-1).max())
+        return bound.addcmul_(coefficient.abs(), slack[:, None]).add_(rounding).flatten().cpu()
 
     def _projected(self, rows: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         """``<q, w>`` and the length of every row, a slice at a time where the rows must be converted."""
@@ -155,18 +158,17 @@ class _Pool:
         ]
         return torch.cat([along for along, _ in pieces]), torch.cat([length for _, length in pieces])
 
-    def best(
-        self, threshold: float, limit: int
-    ) -> tuple[Int[Tensor, " candidate"], Float[Tensor, " candidate"]]:
+    def best(self, threshold: float, limit: int) -> tuple[Int[Tensor, " candidate"], Float[Tensor, " candidate"]]:
         """The ``limit`` unscored neurons with the highest bounds, at least ``threshold``, best first."""
         place, bound = torch.empty(0, dtype=torch.int64), torch.empty(0)
         for index in range(len(self.layers)):
             bounds = self._bounds(index) if self._held is None else self._held[index]
             for done in self._done[index]:
                 bounds[done] = -torch.inf
-            best = torch.nonzero((bounds >= threshold) & (bounds > -torch.inf)).flatten()
-            place = torch.cat([place, best + index * self.size])
-            bound = torch.cat([bound.to(bounds), bounds[best]])
+            value, best = bounds.topk(min(limit, len(bounds)))
+            kept = (value >= threshold) & (value > -torch.inf)
+            place = torch.cat([place, best[kept] + index * self.size])
+            bound = torch.cat([bound.to(value), value[kept]])
             if len(place) > limit:
                 order = bound.argsort(descending=True, stable=True)[:limit]
                 place, bound = place[order], bound[order]
@@ -196,8 +198,9 @@ class _Pool:
         out = torch.empty(len(flat), dtype=self.readout.dtype)
         for index in (flat // self.size).unique().tolist():
             mine = flat // self.size == index
-            weight = coefficients(self.trace, self.kind, self.layers[index].layer).flatten()
-            out[mine] = weight[(flat[mine] % self.size).to(weight.device)].cpu()
+            neuron = flat[mine] % self.size
+            row, source = neuron // self.n_sources, neuron % self.n_sources
+            out[mine] = coefficients_at(self.trace, self.kind, self.layers[index].layer, row, source).cpu()
         return out
 
     def ids(self, flat: Int[Tensor, " rank"]) -> tuple[MLPNeuron, ...] | tuple[AttnNeuron, ...]:

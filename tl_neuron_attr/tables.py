@@ -58,9 +58,7 @@ def as_html(head: Sequence[str], columns: Mapping[str, Sequence[Cell]], left_out
     for values in columns.values():
         cells, right = strings(values)
         align = "right" if right else "left"
-        blocks.append(
-            [f'<td style="text-align:{align};white-space:pre">{html.escape(cell)}</td>' for cell in cells]
-        )
+        blocks.append([f'<td style="text-align:{align};white-space:pre">{html.escape(cell)}</td>' for cell in cells])
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in zip(*blocks, strict=True))
     more = f"<div>... and {left_out:,} more</div>" if left_out else ""
     caption = "<br>".join(html.escape(line) for line in head)

@@ -48,9 +48,7 @@ class AnyOf:
 
     def __init__(self, tokens: Sequence[int | str]) -> None:
         if isinstance(tokens, str):
-            raise TargetError(
-                f"AnyOf takes a list of tokens, got the string {tokens!r}: write AnyOf([{tokens!r}])"
-            )
+            raise TargetError(f"AnyOf takes a list of tokens, got the string {tokens!r}: write AnyOf([{tokens!r}])")
         object.__setattr__(self, "tokens", tuple(tokens))
 
 

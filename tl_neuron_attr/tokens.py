@@ -39,9 +39,7 @@ class Tokens:
         longer than the context, or a string without a tokenizer.
         """
         ids = (
-            self._string_ids(prompt, prepend_bos)
-            if isinstance(prompt, str)
-            else self._given_ids(prompt, prepend_bos)
+            self._string_ids(prompt, prepend_bos) if isinstance(prompt, str) else self._given_ids(prompt, prepend_bos)
         )
         if ids.numel() == 0:
             raise ValueError("the prompt is empty: give at least one token to predict from")
@@ -145,13 +143,9 @@ class Tokens:
         Raises :class:`UnknownTokenError`, listing the pieces, where there is none.
         """
         if self._tokenizer is None:
-            raise UnknownTokenError(
-                f"the model has no tokenizer to look up {text!r}: give the target as a token id"
-            )
+            raise UnknownTokenError(f"the model has no tokenizer to look up {text!r}: give the target as a token id")
         if not text:
-            raise UnknownTokenError(
-                "the target is an empty string: give a string of one token, or a token id"
-            )
+            raise UnknownTokenError("the target is an empty string: give a string of one token, or a token id")
         pieces = self._pieces(text)
         spaced = self._pieces(text[1:]) if text.startswith(" ") else []
         by_name = self._tokenizer.convert_tokens_to_ids(text)
@@ -171,6 +165,6 @@ class Tokens:
             return f"target {text!r} is not a token of this model's vocabulary{hint}"
         listed = ", ".join(self.quoted(token) for token in pieces)
         return (
-            f"target {text!r} is {len(pieces)} tokens ({listed}): a target is one token; attribute to the first, "
-            f"{self.quoted(pieces[0])}, or append the leading pieces to the prompt and attribute to the last"
+            f"target {text!r} is {len(pieces)} tokens ({listed}): a target is one token; attribute to its first, "
+            f"{self.quoted(pieces[0])}, or to all of them with trace_continuation(model, prompt, {text!r})"
         )

@@ -132,9 +132,7 @@ def trace(
     view, vocabulary, tokens = _prepare(model, prompt, convention, prepend_bos)
     dest = _position(position, len(tokens))
     resolved = resolve_target(target, vocabulary)
-    run = (
-        CachedRun.forward(view, tokens, [dest]) if cache is None else read_cache(view, cache, tokens, [dest])
-    )
+    run = CachedRun.forward(view, tokens, [dest]) if cache is None else read_cache(view, cache, tokens, [dest])
     return _build(view, vocabulary, prompt, tokens, dest, resolved, convention, run)
 
 

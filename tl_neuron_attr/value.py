@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_neuron_attr.neurons import Kind, check_kind
+from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
 from tl_neuron_attr.results import HeadScores, LayerScores, NeuronScores, RankedNeurons
 from tl_neuron_attr.search import chosen_layers, top_neurons
@@ -91,9 +92,7 @@ def position_scores(
     """
     [layer] = chosen_layers(trace, "attn", [layer])
     if not 0 <= head < trace.view.n_heads:
-        raise ValueError(
-            f"head {head} is out of range: {trace.view.name} has heads 0 to {trace.view.n_heads - 1}"
-        )
+        raise ValueError(f"head {head} is out of range: {trace.view.name} has heads 0 to {trace.view.n_heads - 1}")
     readout = Readout.of(trace, memory_budget=memory_budget)
     return _added_to_stream(trace, readout, [layer], [position_vectors(trace, layer, head)])[0].cpu()
 
@@ -121,7 +120,8 @@ def value_scores(
     """
     chosen = chosen_layers(trace, check_kind(kind), layers)
     readout = Readout.of(trace, memory_budget=memory_budget)
-    scores, weights = [], []
+    scores: list[Tensor] = []
+    weights: list[Tensor] = []
     for layer in chosen:
         coefficient = coefficients(trace, kind, layer)
         scores.append(_score_layer(trace, readout, kind, layer, coefficient))
@@ -162,8 +162,7 @@ def value_neurons(
     check_kind(kind)
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ValueError(f"k={k!r}: give a whole number of neurons, at least 1")
+    k = check_count("k", k)
     chosen = chosen_layers(trace, kind, layers)
     return top_neurons(trace, Readout.of(trace, memory_budget=memory_budget), kind, chosen, k, method)
 

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_neuron_attr.neurons import AttnNeuron, Kind, MLPNeuron, Neuron
+from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
 from tl_neuron_attr.search import chosen_layers
 from tl_neuron_attr.writes import coefficients, directions
@@ -77,10 +78,7 @@ def promoted_tokens(
     """
     ids = tuple(neurons)
     readout = Readout.of(trace, memory_budget=memory_budget)
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= readout.W_U.shape[1]:
-        raise ValueError(
-            f"k={k!r}: give a number of tokens from 1 to the vocabulary's {readout.W_U.shape[1]}"
-        )
+    k = min(check_count("k", k), readout.W_U.shape[1])
     up: list[tuple[TokenChange, ...]] = []
     down: list[tuple[TokenChange, ...]] = []
     at_once = max(1, memory_budget // (4 * readout.dtype.itemsize * readout.W_U.shape[1]))

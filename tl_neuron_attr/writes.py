@@ -9,7 +9,7 @@ coefficient does. Flat order is the order of identities: ``neuron``, or ``(head,
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_neuron_attr.neurons import Kind
@@ -23,6 +23,21 @@ def coefficients(trace: "Trace", kind: Kind, layer: int) -> Float[Tensor, "row s
     if kind == "attn":
         return attn_coefficients(trace, layer).flatten(0, 1)
     return mlp_coefficients(trace, layer)[:, None]
+
+
+def coefficients_at(
+    trace: "Trace", kind: Kind, layer: int, row: Int[Tensor, " neuron"], source: Int[Tensor, " neuron"]
+) -> Float[Tensor, " neuron"]:
+    """The coefficients of some neurons of a layer, as :func:`coefficients` gives them, without the others'."""
+    if kind == "mlp":
+        weight = mlp_coefficients(trace, layer)
+        return weight[row.to(weight.device)]
+    view = trace.view
+    pattern, value = trace.pattern[layer], trace.value[layer]
+    row, source = row.to(pattern.device), source.to(pattern.device)
+    head, dim = row // view.d_head, row % view.d_head
+    attended = pattern[head, trace.position, source].to(view.compute_dtype)
+    return attended * value[source, head // (view.n_heads // view.n_kv_heads), dim].to(attended)
 
 
 def directions(trace: "Trace", kind: Kind, layer: int) -> Float[Tensor, "row d_model"]:

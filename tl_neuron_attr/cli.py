@@ -1,0 +1,172 @@
+"""The command line: ``tl-neuron-attr explain "The capital of France is"``.
+
+Results go to standard output; progress, warnings and whatever the libraries say while loading go to
+standard error. Bad input ends with exit code 2 and one line. Nothing heavy is imported until a model is
+needed, so that ``--version`` and ``--help`` answer at once.
+"""
+
+import contextlib
+import enum
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn, cast
+
+import typer
+from rich.console import Console
+
+from tl_neuron_attr import __version__
+
+PROGRAM = "tl-neuron-attr"
+EXAMPLE = f'{PROGRAM} explain "The capital of France is" --target " Paris" --k 5'
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+# What every usage error of the command-line library derives from, whichever copy of it is in use.
+_UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
+
+
+class Convention(str, enum.Enum):
+    """Whether the readout keeps its constant; see the README."""
+
+    exact = "exact"
+    paper = "paper"
+
+
+class Backend(str, enum.Enum):
+    """Which of TransformerLens's model classes."""
+
+    bridge = "bridge"
+    hooked = "hooked"
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{PROGRAM} {__version__} ({', '.join(_installed('transformer-lens', 'torch'))})")
+        raise typer.Exit
+
+
+def _installed(*packages: str) -> Iterator[str]:
+    for package in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            yield f"{package} {version(package)}"
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Which neurons of a language model make a prediction likely.
+
+    Example: tl-neuron-attr explain "The capital of France is" --target " Paris"
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command(epilog=f"Example: {EXAMPLE}")
+def explain(
+    prompt: Annotated[str, typer.Argument(help="The text whose next token is explained.")],
+    target: Annotated[
+        str | None,
+        typer.Option(help='The token to explain, with its leading space: " Paris". Default: the prediction.'),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model that TransformerLens knows, such as gpt2. Default: the embedded SmolLM2."),
+    ] = None,
+    k: Annotated[int, typer.Option(help="How many layers, heads and neurons of each kind.")] = 10,
+    json: Annotated[
+        str | None, typer.Option(metavar="FILE", help='Write everything as JSON; "-" prints it instead.')
+    ] = None,
+    convention: Annotated[
+        Convention, typer.Option(help="exact: scores sum to the log-probability. paper: as published.")
+    ] = Convention.exact,
+    position: Annotated[
+        int, typer.Option(help="The token to predict from, counted from 0, or from the end by -1, -2, ...")
+    ] = -1,
+    backend: Annotated[
+        Backend | None, typer.Option(help="The TransformerLens class. Default: what its release prefers.")
+    ] = None,
+) -> None:
+    """Explain one prediction: layers, heads, MLP and attention neurons, and the tokens they promote.
+
+    Scores are rises of the target's log-probability in nats. "up" and "down" are the tokens whose logits a
+    neuron raises and lowers most on this prompt, the sign of its coefficient applied.
+    """
+    if not prompt:
+        _fail("the prompt is empty: give the text whose next token is to be explained")
+    if k < 1:
+        _fail(f"--k is {k}: ask for 1 or more")
+    if json is not None and json != "-":
+        _check_writable(Path(json))
+    errors = Console(stderr=True)
+    with (
+        contextlib.redirect_stdout(sys.stderr),
+        errors.status(f"Loading {model or 'the embedded model'} ..."),
+    ):
+        loaded = _load(model, None if backend is None else backend.value)
+    with contextlib.redirect_stdout(sys.stderr), errors.status("Attributing ..."):
+        from tl_neuron_attr.explanation import explain as run
+
+        try:
+            found = run(loaded, prompt, target, k=k, position=position, convention=convention.value)
+        except ValueError as error:
+            _fail(str(error))
+    if json == "-":
+        typer.echo(found.to_json())
+        return
+    from tl_neuron_attr.terminal import render
+
+    Console(highlight=False, soft_wrap=False).print(render(found, k))
+    if json is not None:
+        try:
+            found.to_json(json)
+        except OSError as error:
+            _fail(f"cannot write {json}: {error.strerror or error}")
+
+
+def _load(name: str | None, backend: Literal["bridge", "hooked"] | None) -> Any:
+    """The embedded model, or a named one; every way in which loading fails is one line for the user."""
+    from tl_neuron_attr.models import load_demo_model, load_model
+
+    try:
+        return load_demo_model(backend) if name is None else load_model(name, backend)
+    except (ValueError, ImportError, OSError, RuntimeError) as error:
+        _fail(str(error))
+
+
+def _check_writable(path: Path) -> None:
+    if path.is_dir():
+        _fail(f"cannot write {path}: it is a folder; give a file name")
+    if not path.parent.is_dir():
+        _fail(f"cannot write {path}: there is no folder {path.parent}")
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"{PROGRAM}: error: {' '.join(message.split())}", err=True)
+    raise typer.Exit(2)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0, 2 for bad input, 130 when interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        # A token that the terminal's encoding lacks is shown as an escape, not as a crash.
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="backslashreplace")
+    try:
+        code: object = app(
+            args=None if arguments is None else list(arguments), prog_name=PROGRAM, standalone_mode=False
+        )
+    except _UsageError as error:
+        message: str = cast(Any, error).format_message()
+        typer.echo(f"{PROGRAM}: error: {' '.join(message.split())}", err=True)
+        return 2
+    except typer.Abort:
+        return 130
+    return code if isinstance(code, int) else 0

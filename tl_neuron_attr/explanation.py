@@ -1,0 +1,137 @@
+"""One prompt's whole story as plain data: prediction, layers, heads, and both kinds of value neurons.
+
+:func:`explain` runs the main job on a loaded model and gathers what the command line prints and what its
+JSON holds; :meth:`Explanation.to_json` writes it without NaN, under a schema version. Ranks count from 1: the
+rank of a token is one more than the number of tokens with a higher probability.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from tl_neuron_attr import serialise
+from tl_neuron_attr.ranking import Provenance, RankedNeurons, floats, integers
+from tl_neuron_attr.results import HeadScores, LayerScores
+from tl_neuron_attr.trace import Trace, trace
+from tl_neuron_attr.value import head_scores, layer_scores, value_neurons
+from tl_neuron_attr.vocab import PromotedTokens, promoted_tokens
+
+SCHEMA = "tl_neuron_attr.explanation"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrediction:
+    """One token as the model predicts it; ``log_probability`` in nats."""
+
+    token: str
+    token_id: int
+    rank: int
+    probability: float
+    log_probability: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Explanation:
+    """What :func:`explain` found.
+
+    ``predicted`` is what the model prefers, best first; ``target`` is the token that the scores are about.
+    """
+
+    provenance: Provenance
+    d_vocab: int
+    target: TokenPrediction
+    predicted: tuple[TokenPrediction, ...]
+    layers: LayerScores
+    heads: HeadScores
+    mlp: RankedNeurons
+    attn: RankedNeurons
+    mlp_tokens: PromotedTokens
+    attn_tokens: PromotedTokens
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Strict JSON; written to ``path`` as well where one is given. All layers and all heads are in it."""
+        embed = {} if self.layers.embed is None else {"embed": self.layers.embed}
+        attn, mlp = floats(self.layers.attn), floats(self.layers.mlp)
+        heads = self.heads.top(max(self.heads.scores.numel(), 1))
+        record = {
+            "schema": SCHEMA,
+            "schema_version": SCHEMA_VERSION,
+            "provenance": asdict(self.provenance),
+            "prediction": {
+                "d_vocab": self.d_vocab,
+                "target": asdict(self.target),
+                "top": [asdict(token) for token in self.predicted],
+            },
+            **embed,
+            "layers": [{"layer": layer, "attn": attn[layer], "mlp": mlp[layer]} for layer in range(len(attn))],
+            "heads": [{"layer": head.layer, "head": head.head, "score": score} for head, score in heads],
+            "mlp_neurons": _neurons(self.mlp, self.mlp_tokens),
+            "attn_neurons": _neurons(self.attn, self.attn_tokens),
+        }
+        return serialise.dump(record, path)
+
+
+def explain(
+    model: Any,
+    prompt: str,
+    target: str | None = None,
+    *,
+    k: int = 10,
+    position: int = -1,
+    convention: Literal["exact", "paper"] = "exact",
+    n_tokens: int = 5,
+) -> Explanation:
+    """Trace one prompt and collect layers, heads, the top ``k`` neurons of both kinds and what they promote.
+
+    ``n_tokens`` is how many tokens are listed as predicted, and as promoted and demoted by each neuron.
+    Raises what :func:`tl_neuron_attr.trace` raises, and ValueError for ``k < 1``.
+    """
+    if k < 1:
+        raise ValueError(f"k is {k}: ask for 1 neuron or more")
+    traced = trace(model, prompt, target, position=position, convention=convention)
+    mlp = value_neurons(traced, "mlp", k=k)
+    attn = value_neurons(traced, "attn", k=k)
+    best = integers(traced.log_probs.topk(min(n_tokens, len(traced.log_probs))).indices)
+    return Explanation(
+        provenance=traced.provenance,
+        d_vocab=len(traced.log_probs),
+        target=_prediction(traced, traced.target.positive[0]),
+        predicted=tuple(_prediction(traced, token) for token in best),
+        layers=layer_scores(traced),
+        heads=head_scores(traced),
+        mlp=mlp,
+        attn=attn,
+        mlp_tokens=promoted_tokens(traced, mlp, k=n_tokens),
+        attn_tokens=promoted_tokens(traced, attn, k=n_tokens),
+    )
+
+
+def _prediction(traced: Trace, token: int) -> TokenPrediction:
+    log_probability = float(traced.log_probs[token])
+    return TokenPrediction(
+        token=traced.vocabulary.text(token),
+        token_id=token,
+        rank=1 + int(torch.count_nonzero(traced.log_probs > traced.log_probs[token])),
+        probability=math.exp(log_probability),
+        log_probability=log_probability,
+    )
+
+
+def _neurons(ranked: RankedNeurons, promoted: PromotedTokens) -> dict[str, object]:
+    table = ranked.table()
+    rows: list[dict[str, object]] = []
+    for i, (up, down) in enumerate(zip(promoted.up, promoted.down, strict=True)):
+        row: dict[str, object] = {name: values[i] for name, values in table.items()}
+        for name, end in (("up", up), ("down", down)):
+            row[name] = [{"token": token, "logit_change": change} for token, change in end]
+        rows.append(row)
+    return {
+        "method": ranked.method,
+        "n_evaluated": ranked.n_evaluated,
+        "n_neurons": ranked.n_neurons,
+        "neurons": rows,
+    }

@@ -1,0 +1,121 @@
+"""An explanation as tables for a terminal, readable at 80 columns and without colour.
+
+Tokens are quoted, so that leading spaces show, and put in as plain text: nothing in a token is taken for
+markup. Token lists are cut to whole tokens that fit.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, Group, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from tl_neuron_attr.explanation import Explanation, TokenPrediction
+from tl_neuron_attr.ranking import RankedNeurons, floats
+from tl_neuron_attr.tables import quoted, strings
+from tl_neuron_attr.vocab import PromotedTokens, TokenChange
+
+
+def render(found: Explanation, k: int) -> ConsoleRenderable:
+    """Everything that ``explain`` found, with the ``k`` strongest layers and heads."""
+    origin = found.provenance
+    side_by_side = Table.grid(padding=(0, 6))
+    side_by_side.add_row(
+        _scores("Strongest layers", "layer", found.layers.top(k)),
+        _scores("Strongest heads", "head", found.heads.top(k)),
+    )
+    position = f"position {origin.position} {quoted(origin.str_tokens[origin.position], 20)}"
+    return Group(
+        Text.assemble((quoted(origin.text), "bold"), " -> ", (quoted(found.target.token), "bold")),
+        Text(f"model {origin.model}, {position}, convention {origin.convention}; scores in nats"),
+        _title(f"Prediction (rank among {found.d_vocab:,} tokens)"),
+        _predictions(found),
+        side_by_side,
+        _title(f"MLP neurons ({_share(found.mlp)})"),
+        _neurons(found.mlp, found.mlp_tokens),
+        _title(f"Attention neurons ({_share(found.attn)})"),
+        _neurons(found.attn, found.attn_tokens),
+    )
+
+
+def _title(text: str) -> Text:
+    return Text(f"\n{text}", "bold")
+
+
+def _share(ranked: RankedNeurons) -> str:
+    return f"the top {len(ranked):,}, by scoring {ranked.n_evaluated:,} of {ranked.n_neurons:,}"
+
+
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+
+
+def _predictions(found: Explanation) -> Table:
+    table = _table()
+    for name in ("rank", "token", "probability", "log-probability"):
+        table.add_column(name, justify="left" if name == "token" else "right", no_wrap=True)
+    rows = list(found.predicted)
+    if found.target not in rows:
+        rows.append(found.target)
+    for row in rows:
+        style = "bold" if row == found.target else ""
+        table.add_row(*(Text(cell, style) for cell in _prediction(row)))
+    return table
+
+
+def _prediction(row: TokenPrediction) -> tuple[str, ...]:
+    probability = f"{row.probability:.4f}" if row.probability >= 0.0001 else f"{row.probability:.2e}"
+    return f"{row.rank:,}", quoted(row.token, 30), probability, f"{row.log_probability:.4f}"
+
+
+def _scores(title: str, name: str, pairs: Sequence[tuple[object, float]]) -> ConsoleRenderable:
+    table = _table()
+    table.add_column(name, no_wrap=True)
+    table.add_column("score", justify="right", no_wrap=True)
+    for (label, _), score in zip(pairs, strings([score for _, score in pairs])[0], strict=True):
+        table.add_row(str(label), score)
+    return Group(_title(title), table)
+
+
+def _neurons(ranked: RankedNeurons, promoted: PromotedTokens) -> Table:
+    table = _table()
+    table.add_column("neuron", no_wrap=True)
+    table.add_column("score", justify="right", no_wrap=True)
+    table.add_column("coefficient", justify="right", no_wrap=True)
+    if ranked.kind == "attn":
+        table.add_column("reads", no_wrap=True, max_width=14, overflow="ellipsis")
+    table.add_column("tokens it pushes", ratio=1)
+    numbers = (strings(floats(values))[0] for values in (ranked.scores, ranked.coefficients))
+    reads = ranked.table().get("source_token", [])
+    for i, (score, coefficient) in enumerate(zip(*numbers, strict=True)):
+        cells: list[ConsoleRenderable] = [Text(str(ranked[i])), Text(score), Text(coefficient)]
+        if ranked.kind == "attn":
+            cells.append(Text(quoted(str(reads[i]))))
+        table.add_row(*cells, _Ends(promoted.up[i], promoted.down[i]))
+    return table
+
+
+class _Ends:
+    """The tokens a neuron pushes up and down: two lines, each with as many whole tokens as fit."""
+
+    def __init__(self, up: Sequence[TokenChange], down: Sequence[TokenChange]) -> None:
+        self.lines = {"up": up, "down": down}
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for name, changes in self.lines.items():
+            yield Text.assemble((f"{name:<4} ", "dim"), " ".join(_fitting(changes, options.max_width - 5)))
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(min(20, options.max_width), options.max_width)
+
+
+def _fitting(changes: Sequence[TokenChange], width: int) -> Iterator[str]:
+    for i, (token, _) in enumerate(changes):
+        shown = quoted(token, max(width - 5, 1)) if i == 0 else quoted(token)
+        width -= cell_len(shown) + (i > 0)
+        if i and width < 0:
+            return
+        yield shown
