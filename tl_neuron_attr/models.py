@@ -26,7 +26,7 @@ _EPS, _ROTARY_BASE, _CONTEXT = 1e-5, 100_000, 8192
 _HOOKED_CONTEXT = 2048
 
 _PROMPT, _PROMPT_TOKENS = "The capital of France is", [504, 3575, 282, 4649, 314]
-_TARGET, _TARGET_LOG_PROB = 7042, -0.258071  # " Paris": p = 0.7725
+_TARGET, _TARGET_LOG_PROB = 7042, -0.258081  # " Paris": p = 0.7725
 
 
 def load_demo_model(
@@ -224,5 +224,5 @@ def _check(model: Any) -> None:
         raise RuntimeError(
             f"The demonstration model is not the known one: {_PROMPT!r} gives tokens {tokens} and "
             f"log p(' Paris') = {log_prob:.4f}, not the expected {_PROMPT_TOKENS} and {_TARGET_LOG_PROB:.4f}, "
-            f"with {libraries}. Install releases known to work: transformer-lens 4.3.0, transformers 5.24.0."
+            f"with {libraries}. Known to work: transformer-lens 4.3.0 with transformers 5.24.0."
         )
