@@ -3,9 +3,11 @@
 import os
 
 import pytest
+import torch
 import zoo
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+torch.set_num_threads(1)  # most models here are tiny: threads that wait for each other cost more than they bring
 
 
 @pytest.fixture(params=zoo.CASES, ids="-".join)

@@ -28,9 +28,7 @@ class LayerRecord:
     mlp_act: Array  # [pos, d_mlp], what multiplies the rows of W_out
     pattern: Array  # [head, dest, source]
     value: Array  # [pos, kv, dim], value bias included
-    value_constant: (
-        Array  # [kv, dim]: what the values hold whatever the stream is, b_V + W_V' (bias of the norm)
-    )
+    value_constant: Array  # [kv, dim]: what the values hold whatever the stream is, b_V + W_V' (bias of the norm)
     W_V: Array  # [kv, d_model, dim]
     W_O: Array  # [head, dim, d_model]
     W_out: Array  # [d_mlp, d_model]
@@ -93,8 +91,8 @@ def record(hf_model: Any, tokens: list[int]) -> Recording:
     model = copy.deepcopy(hf_model).double().eval()
     model.set_attn_implementation("eager")
     widen_rotary(model)
-    blocks, final_norm, unembed = _skeleton(model)
-    parts = [_parts(model, block) for block in blocks]
+    blocks, final_norm, unembed = skeleton(model)
+    parts = [parts_of(model, block) for block in blocks]
     seen: dict[Any, Array] = {}
     handles = []
 
@@ -125,9 +123,7 @@ def record(hf_model: Any, tokens: list[int]) -> Recording:
     finally:
         for handle in handles:
             handle.remove()
-    layers = tuple(
-        _layer(model, p, seen, layer, _np(output.attentions[layer])[0]) for layer, p in enumerate(parts)
-    )
+    layers = tuple(_layer(model, p, seen, layer, _np(output.attentions[layer])[0]) for layer, p in enumerate(parts))
     _check_stream(layers, seen["final"])
     width = layers[0].resid_pre.shape[1]
     norm_bias = getattr(final_norm, "bias", None)
@@ -140,9 +136,7 @@ def record(hf_model: Any, tokens: list[int]) -> Recording:
         if hasattr(config, name)
     )
     mlp = next(
-        m
-        for m in blocks[0].modules()
-        if hasattr(m, "act") or hasattr(m, "act_fn") or hasattr(m, "activation_fn")
+        m for m in blocks[0].modules() if hasattr(m, "act") or hasattr(m, "act_fn") or hasattr(m, "activation_fn")
     )
     return Recording(
         tokens=tuple(tokens),
@@ -160,7 +154,7 @@ def record(hf_model: Any, tokens: list[int]) -> Recording:
     )
 
 
-def _skeleton(model: Any) -> tuple[list[Any], Any, Any]:
+def skeleton(model: Any) -> tuple[list[Any], Any, Any]:
     """Blocks, final norm and unembedding."""
     unembed = model.get_output_embeddings()
     if hasattr(model, "transformer"):
@@ -172,7 +166,7 @@ def _skeleton(model: Any) -> tuple[list[Any], Any, Any]:
     return list(inner.layers), norm, unembed
 
 
-def _parts(model: Any, block: Any) -> _Parts:
+def parts_of(model: Any, block: Any) -> _Parts:
     kind = model.config.model_type
     if kind == "gpt2":
         attn, mlp = block.attn, block.mlp

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import transformers
-from reference_forward import Float64Only, widen_rotary
+from reference_forward import Float64Only, skeleton, widen_rotary
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -174,6 +174,11 @@ def tokenizer(d_vocab: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(folder, add_bos_token=True)
 
 
+def blocks(hf: Any) -> list[Any]:
+    """The transformer blocks of a Hugging Face model."""
+    return skeleton(hf)[0]
+
+
 # Backends
 
 
@@ -243,7 +248,10 @@ def _hooked_config(config: Any) -> dict[str, Any]:
     )
     if kind == "gpt2":
         return values | dict(
-            d_mlp=config.n_inner, act_fn="gelu_new", normalization_type="LN", eps=config.layer_norm_epsilon
+            d_mlp=config.n_inner,
+            act_fn=config.activation_function,
+            normalization_type="LN",
+            eps=config.layer_norm_epsilon,
         )
     rotary = config.rope_parameters if getattr(config, "rope_parameters", None) else vars(config)
     values |= dict(
