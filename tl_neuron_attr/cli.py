@@ -41,10 +41,11 @@ class Backend(str, enum.Enum):
     hooked = "hooked"
 
 
-def _show_version(wanted: bool) -> None:
+def _show_version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"{PROGRAM} {__version__} ({', '.join(_installed('transformer-lens', 'torch'))})")
         raise typer.Exit
+    return wanted
 
 
 def _installed(*packages: str) -> Iterator[str]:
@@ -53,9 +54,8 @@ def _installed(*packages: str) -> Iterator[str]:
             yield f"{package} {version(package)}"
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def _root(
-    context: typer.Context,
     show_version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
@@ -65,8 +65,6 @@ def _root(
 
     Example: tl-neuron-attr explain "The capital of France is" --target " Paris"
     """
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 @app.command(epilog=f"Example: {EXAMPLE}")
@@ -99,6 +97,7 @@ def explain(
     Scores are rises of the target's log-probability in nats. "up" and "down" are the tokens whose logits a
     neuron raises and lowers most on this prompt, the sign of its coefficient applied.
     """
+    prompt, target = _text("prompt", prompt), None if target is None else _text("target", target)
     if not prompt:
         _fail("the prompt is empty: give the text whose next token is to be explained")
     if k < 1:
@@ -141,6 +140,14 @@ def _load(name: str | None, backend: Literal["bridge", "hooked"] | None) -> Any:
         _fail(str(error))
 
 
+def _text(name: str, given: str) -> str:
+    """An argument as text, also where the locale left its bytes undecoded."""
+    try:
+        return given.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        _fail(f"the {name} {given!a} is not text in UTF-8")
+
+
 def _check_writable(path: Path) -> None:
     if path.is_dir():
         _fail(f"cannot write {path}: it is a folder; give a file name")
@@ -159,10 +166,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A token that the terminal's encoding lacks is shown as an escape, not as a crash.
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code: object = app(
-            args=None if arguments is None else list(arguments), prog_name=PROGRAM, standalone_mode=False
-        )
+        code: object = app(args=given or ["--help"], prog_name=PROGRAM, standalone_mode=False)
     except _UsageError as error:
         message: str = cast(Any, error).format_message()
         typer.echo(f"{PROGRAM}: error: {' '.join(message.split())}", err=True)

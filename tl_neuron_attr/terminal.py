@@ -34,9 +34,9 @@ def render(found: Explanation, k: int) -> ConsoleRenderable:
         _title(f"Prediction (rank among {found.d_vocab:,} tokens)"),
         _predictions(found),
         side_by_side,
-        _title(f"MLP neurons ({_share(found.mlp)})"),
+        _title(f"MLP neurons: {_share(found.mlp)}"),
         _neurons(found.mlp, found.mlp_tokens),
-        _title(f"Attention neurons ({_share(found.attn)})"),
+        _title(f"Attention neurons: {_share(found.attn)}"),
         _neurons(found.attn, found.attn_tokens),
     )
 
@@ -46,7 +46,7 @@ def _title(text: str) -> Text:
 
 
 def _share(ranked: RankedNeurons) -> str:
-    return f"the top {len(ranked):,}, by scoring {ranked.n_evaluated:,} of {ranked.n_neurons:,}"
+    return f"top {len(ranked):,} of {ranked.n_neurons:,}, {ranked.n_evaluated:,} scored"
 
 
 def _table() -> Table:

