@@ -37,9 +37,7 @@ QUESTIONS: dict[str, tuple[Target | None, int, str]] = {
 def loop(name: str, question: str, value_constant: bool) -> tuple[Loop, dict[str, np.ndarray]]:
     """The loop and its dense scores: the slow part, once for all backends."""
     target, position, convention = QUESTIONS[question]
-    found = Loop(
-        recording(name), target, position=position, convention=convention, value_constant=value_constant
-    )
+    found = Loop(recording(name), target, position=position, convention=convention, value_constant=value_constant)
     attn, mlp = found.layer_scores()
     return found, {
         "layers_attn": attn,
@@ -64,9 +62,7 @@ def target_of(target: Target | None) -> Any:
 
 def trace_of(case: zoo.ZooCase, question: str) -> Any:
     target, position, convention = QUESTIONS[question]
-    return na.trace(
-        case.model, list(case.tokens), target_of(target), position=position, convention=convention
-    )
+    return na.trace(case.model, list(case.tokens), target_of(target), position=position, convention=convention)
 
 
 def close(found: torch.Tensor, expected: np.ndarray, tolerance: float) -> None:
@@ -117,6 +113,14 @@ def test_float32(case: zoo.ZooCase, question: str) -> None:
 @pytest.mark.parametrize(("name", "backend"), zoo.CASES)
 def test_float64(name: str, backend: str, question: str) -> None:
     check(zoo.case(name, backend, torch.float64), question, 1e-8)
+
+
+@pytest.mark.parametrize(("name", "backend"), zoo.CASES)
+def test_float64_as_the_libraries_leave_it(name: str, backend: str) -> None:
+    """A float64 model whose RMSNorm, softmax and rotary angles are float32 inside is a model like any other."""
+    hf = zoo.hf_model(name)
+    model = zoo.plain(hf, backend, torch.float64)
+    check(zoo.ZooCase(name, backend, model, hf, zoo.TOKENS), "top-exact", 1e-5)
 
 
 @pytest.mark.parametrize("kind", ["mlp", "attn"])

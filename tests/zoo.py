@@ -77,7 +77,7 @@ def _gpt2() -> Any:
     )
 
 
-def _llama_like(cls: Any, **changes: Any) -> Any:
+def llama_like(cls: Any, **changes: Any) -> Any:
     values: dict[str, Any] = dict(
         vocab_size=100,
         hidden_size=32,
@@ -109,8 +109,8 @@ def _neox(parallel: bool) -> Any:
 
 CONFIGS: dict[str, Callable[[], Any]] = {
     "gpt2": _gpt2,
-    "llama": lambda: _llama_like(transformers.LlamaConfig),
-    "llama_gqa": lambda: _llama_like(
+    "llama": lambda: llama_like(transformers.LlamaConfig),
+    "llama_gqa": lambda: llama_like(
         transformers.LlamaConfig,
         vocab_size=96,
         hidden_size=48,
@@ -119,10 +119,10 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         num_key_value_heads=2,
         head_dim=16,  # 6 * 16 != 48
     ),
-    "qwen2": lambda: _llama_like(transformers.Qwen2Config, vocab_size=128, num_key_value_heads=2),
+    "qwen2": lambda: llama_like(transformers.Qwen2Config, vocab_size=128, num_key_value_heads=2),
     "neox": lambda: _neox(parallel=True),
     "neox_sequential": lambda: _neox(parallel=False),
-    "phi": lambda: _llama_like(
+    "phi": lambda: llama_like(
         transformers.PhiConfig, num_hidden_layers=2, hidden_act="gelu_new", partial_rotary_factor=0.5
     ),
 }
@@ -289,22 +289,27 @@ def build(hf: Any, backend: str, dtype: torch.dtype = torch.float32) -> Any:
     norms, rotary angles, weight processing). A float64 model here is float64 throughout: it is built, and its
     forward pass runs, with those casts widened.
     """
-    wide = dtype is torch.float64
-    with torch.random.fork_rng(), Float64Only() if wide else contextlib.nullcontext():
-        if backend.startswith("bridge"):
-            model = bridge(hf, backend == "bridge_compat", dtype)
-        else:
-            model = hooked(hf, backend == "hooked_processed", dtype)
-    if wide:
-        forward = model.forward
+    if dtype is not torch.float64:
+        return plain(hf, backend, dtype)
+    with Float64Only():
+        model = plain(hf, backend, dtype)
+    forward = model.forward
 
-        @functools.wraps(forward)
-        def forward_in_float64(*args: Any, **kwargs: Any) -> Any:
-            with Float64Only():
-                return forward(*args, **kwargs)
+    @functools.wraps(forward)
+    def forward_in_float64(*args: Any, **kwargs: Any) -> Any:
+        with Float64Only():
+            return forward(*args, **kwargs)
 
-        model.forward = forward_in_float64
+    model.forward = forward_in_float64
     return model
+
+
+def plain(hf: Any, backend: str, dtype: torch.dtype) -> Any:
+    """`hf` behind `backend`, with whatever the libraries compute in float32."""
+    with torch.random.fork_rng():
+        if backend.startswith("bridge"):
+            return bridge(hf, backend == "bridge_compat", dtype)
+        return hooked(hf, backend == "hooked_processed", dtype)
 
 
 TOKENS = (5, 17, 42, 8, 63, 90, 33)
