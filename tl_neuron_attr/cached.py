@@ -27,8 +27,7 @@ class CachedRun:
     @staticmethod
     def forward(view: ModelView, tokens: Int[Tensor, " pos"], dests: Sequence[int]) -> "CachedRun":
         """Run the model once; keep logits at the positions ``dests``."""
-        logits, cache = view.run(tokens)
-        activations = {name: cache[name][0].detach() for name in view.hook_names()}
+        logits, activations = view.run(tokens)
         return _collect(view, activations, {dest: logits[dest].clone() for dest in dests})
 
     def until(self, dest: int) -> dict[str, Any]:
@@ -39,11 +38,10 @@ class CachedRun:
         return cut
 
 
-def read_cache(
-    view: ModelView, cache: Mapping[str, Tensor], tokens: Int[Tensor, " pos"], dests: Sequence[int]
-) -> CachedRun:
+def read_cache(view: ModelView, cache: Any, tokens: Int[Tensor, " pos"], dests: Sequence[int]) -> CachedRun:
     """Take the activations from a user's cache (never written to), or say what is wrong with it."""
-    missing = [name for name in view.hook_names() if name not in cache]
+    held = set(cache.keys())
+    missing = [name for name in view.hook_names() if name not in held]
     if missing:
         listed = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise ValueError(

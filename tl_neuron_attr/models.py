@@ -8,6 +8,7 @@ differently is noticed: a rotary base of 10,000 instead of 100,000, say, gives p
 
 import importlib
 import importlib.util
+import textwrap
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -86,7 +87,7 @@ def load_model(name: str, backend: Literal["bridge", "hooked"] | None = None) ->
         return transformer_lens.HookedTransformer.from_pretrained_no_processing(name).eval()
     except Exception as error:  # whatever the hub, transformers or TransformerLens raises for this name
         reason = str(error).strip() or type(error).__name__
-        reason = reason.splitlines()[0][:200]
+        reason = textwrap.shorten(reason.splitlines()[0], 160, placeholder=" ...")
         raise ValueError(
             f"model {name!r} cannot be loaded: {reason} "
             "Give a name that TransformerLens knows, and see that the model hub can be reached."

@@ -6,13 +6,14 @@ vector, so with ``N(x)`` the norm's linear part (:mod:`tl_neuron_attr.norms`) th
     ``z(x) = W_U' N(x) + b``,    ``z(x + a w) = z(x) + a u``,    ``u = W_U' N(w)``,
 
 where ``b`` (norm bias through the unembedding, and ``b_U``) is kept under ``"exact"`` and dropped under
-``"paper"``. The score of ``a w`` at a base (Eq. 13) follows from the base's log-probabilities ``log p`` alone:
+``"paper"``. With ``p = softmax(z(base))`` and ``m = E_p[u]``, the score of ``a w`` at a base (Eq. 13) is
 
-    ``S = a u_t - log sum_j exp(log p_j + a u_j)``                          a token ``t``
+    ``S = a (u_t - m) - log E_p[exp(a (u - m))]``                           a token ``t``
     ``S = a (u_a - u_b)``                                                   ``Contrast(a, b)``
-    ``S = log sum_B exp(log p_b + a u_b) - log p(B) - log sum_j exp(...)``  ``AnyOf(B)``
+    ``S = log sum_B p(b | B) exp(a (u_b - m)) - log E_p[exp(a (u - m))]``   ``AnyOf(B)``
 
-and by Jensen's inequality ``log E_p[exp(a u)] >= a E_p[u]`` it is bounded from one vector per base and option,
+The last term is computed as ``log1p(E_p[expm1(a (u - m))])``, which keeps the full precision of small scores.
+It is never negative (Jensen), so what precedes it bounds the score from one vector per base and option:
 
     ``S <= max_b a <g_b, N(w)>``,    ``g_b = W_U[:, b] - W_U p``,
 
@@ -36,21 +37,26 @@ if TYPE_CHECKING:
 
 DEFAULT_MEMORY_BUDGET = 2**30
 _MIN_ROWS = 32
+# Sizes that measured fastest on processors: entries of one matrix product, and of one pass of elementwise work.
+_PRODUCT_ENTRIES = 2**22
+_CACHED_ENTRIES = 2**18
 
 
 @dataclass(frozen=True, eq=False)
 class Bases:
-    """Base vectors read out: ``inputs`` ``N(x)``, normalisers, target values (nats) and bound directions ``g``.
+    """Base vectors read out: ``inputs`` ``N(x)``, ``log_z``, target values (nats), ``expected`` ``W_U p`` and ``g``.
 
-    ``log_p`` is ``None`` where it would not fit the budget; its blocks are then computed anew when asked for.
+    ``positive`` are log-probabilities of the target's tokens. ``p`` is ``None`` where it would not fit the
+    budget; its blocks are then computed anew when asked for.
     """
 
     inputs: Float[Tensor, "base d_model"]
     log_z: Float[Tensor, " base"]
     value: Float[Tensor, " base"]
     positive: Float[Tensor, "base option"]
+    expected: Float[Tensor, "base d_model"]
     g: Float[Tensor, "base option d_model"]
-    log_p: Float[Tensor, "base d_vocab"] | None
+    p: Float[Tensor, "base d_vocab"] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,42 +118,40 @@ class Readout:
         """Read out base vectors: everything that scores and bounds of vectors added to them need."""
         inputs = self.direction(x)
         keep = inputs.shape[0] * self.W_U.shape[1] * self._itemsize <= self.memory_budget // 4
-        log_p = self.logits(x) if keep else None
+        kept = self.logits(x) if keep else None
         log_z = inputs.new_full((len(inputs),), -torch.inf)
         for block in self._blocks(len(inputs)):
-            log_z = torch.logaddexp(log_z, torch.logsumexp(self._logit_block(inputs, log_p, block), -1))
-        if log_p is not None:
-            log_p -= log_z[:, None]
-        options = self.unembedded(self.target.positive)
-        positive = inputs @ options.T
-        if self.constant is not None:
-            positive = positive + self.constant[list(self.target.positive)]
-        value = torch.logsumexp(positive, -1)
-        if self.target.is_linear:
-            others = self.unembedded(self.target.negative)
-            value = value - (inputs @ others.T)[:, 0]
-            if self.constant is not None:
-                value = value - self.constant[list(self.target.negative)]
-            g = (options - others).expand(len(inputs), 1, -1)
-        else:
-            value = value - log_z
-            g = options[None] - self._expected_rows(inputs, log_z, log_p)[:, None]
-        return Bases(inputs, log_z, value, positive - log_z[:, None], g, log_p)
-
-    def _expected_rows(self, inputs: Tensor, log_z: Tensor, log_p: Tensor | None) -> Float[Tensor, "base d_model"]:
-        """``W_U p`` for each base."""
-        total = torch.zeros_like(inputs)
+            log_z = torch.logaddexp(log_z, torch.logsumexp(self._logits(inputs, kept, block), -1))
+        p = None if kept is None else kept.sub_(log_z[:, None]).exp_()
+        expected = torch.zeros_like(inputs)
         for block in self._blocks(len(inputs)):
-            logits = self._logit_block(inputs, log_p, block)
-            p = (logits if log_p is not None else logits - log_z[:, None]).exp()
-            total += _product(p, self.W_U[:, block].T)
-        return total
+            expected += _product(self._p(inputs, log_z, p, block), self.W_U[:, block].T)
+        options = self.unembedded(self.target.positive)
+        positive = self._at_tokens(inputs, self.target.positive)
+        value = torch.logsumexp(positive, -1) - log_z
+        g = options - expected[:, None]
+        if self.target.is_linear:
+            value = (positive - self._at_tokens(inputs, self.target.negative))[:, 0]
+            g = (options - self.unembedded(self.target.negative)).expand(len(inputs), 1, -1)
+        return Bases(inputs, log_z, value, positive - log_z[:, None], expected, g, p)
 
-    def _logit_block(self, inputs: Tensor, kept: Tensor | None, block: slice) -> Tensor:
+    def _at_tokens(
+        self, inputs: Float[Tensor, "base d_model"], tokens: tuple[int, ...]
+    ) -> Float[Tensor, "base token"]:
+        """Logits of a few tokens."""
+        z = inputs @ self.unembedded(tokens).T
+        return z if self.constant is None else z + self.constant[list(tokens)]
+
+    def _logits(self, inputs: Tensor, kept: Tensor | None, block: slice) -> Tensor:
         if kept is not None:
             return kept[:, block]
         z = _product(inputs, self.W_U[:, block])
         return z if self.constant is None else z.add_(self.constant[block])
+
+    def _p(self, inputs: Tensor, log_z: Tensor, kept: Tensor | None, block: slice) -> Tensor:
+        if kept is not None:
+            return kept[:, block]
+        return self._logits(inputs, None, block).sub_(log_z[:, None]).exp_()
 
     # ---- scores ---------------------------------------------------------------------------------------
 
@@ -166,31 +170,55 @@ class Readout:
         """
         options = self.unembedded(self.target.positive)
         if self.target.is_linear:
-            options = options - self.unembedded(self.target.negative)
-        moved = (directions[:, None] * options).sum(-1)[rows] * coefficient[:, None]
-        if self.target.is_linear:
-            return moved[:, 0]
-        growth = coefficient.new_full((len(rows),), -torch.inf)
-        for block in self._blocks(len(directions)):
-            u = _product(directions, self.W_U[:, block])
-            for part in self._parts(len(rows), u.shape[1]):
-                index = rows[part]
-                x = self._log_p_block(bases, base_of[index], block)
-                x = torch.addcmul(x, u[index], coefficient[part, None])
-                growth[part] = torch.logaddexp(growth[part], torch.logsumexp(x, -1))
+            against = self.unembedded(self.target.negative)
+            return (directions * (options - against)).sum(-1)[rows] * coefficient
+        mean = (directions * bases.expected[base_of]).sum(-1)
+        moved = ((directions[:, None] * options).sum(-1) - mean[:, None])[rows] * coefficient[:, None]
+        grown = self._growth(bases, base_of, directions, mean, rows, coefficient)
         if len(self.target.positive) == 1:
-            return moved[:, 0] - growth
-        before = bases.positive[base_of[rows]]
-        return torch.logsumexp(before + moved, -1) - torch.logsumexp(before, -1) - growth
+            return moved[:, 0] - grown
+        before = torch.log_softmax(bases.positive, -1)[base_of[rows]]
+        return torch.logsumexp(before + moved, -1) - grown
 
-    def _log_p_block(self, bases: Bases, index: Tensor, block: slice) -> Tensor:
-        """``log p`` of the bases named by ``index``; one row where all are the same."""
+    def _growth(
+        self, bases: Bases, base_of: Tensor, directions: Tensor, mean: Tensor, rows: Tensor, coefficient: Tensor
+    ) -> Float[Tensor, " vector"]:
+        """``log E_p[exp(a (u - m))]`` of every vector."""
+        excess = torch.zeros_like(coefficient)
+        for block in self._blocks(len(directions)):
+            u = _product(directions, self.W_U[:, block]).sub_(mean[:, None])
+            for part in self._parts(len(rows), u.shape[1]):
+                x = u[rows[part]].mul_(coefficient[part, None]).expm1_()
+                excess[part] += x.mul_(self._p_rows(bases, base_of[rows[part]], block)).sum(-1)
+        # Where a shifted logit moves by more than a float's exponent holds, the plain sum is inf or NaN.
+        far = (~excess.isfinite()).nonzero()[:, 0]
+        grown = torch.log1p(excess)
+        for part in far.split(self.directions_at_once()):
+            shift = mean[rows[part]] * coefficient[part]
+            grown[part] = (
+                self._log_growth(bases, base_of[rows[part]], directions[rows[part]], coefficient[part]) - shift
+            )
+        return grown
+
+    def _log_growth(
+        self, bases: Bases, base_of: Tensor, directions: Tensor, coefficient: Tensor
+    ) -> Float[Tensor, " vector"]:
+        """``log E_p[exp(a u)]`` in log space, for vectors so large that their exponentials overflow."""
+        grown = torch.full_like(coefficient, -torch.inf)
+        for block in self._blocks(len(directions)):
+            x = self._logits(bases.inputs[base_of], None, block) - bases.log_z[base_of, None]
+            x += _product(directions, self.W_U[:, block]).mul_(coefficient[:, None])
+            grown = torch.logaddexp(grown, torch.logsumexp(x, -1))
+        return grown
+
+    def _p_rows(self, bases: Bases, index: Tensor, block: slice) -> Tensor:
+        """``p`` of the bases named by ``index``; one row where all are the same."""
+        if bool((index == index[0]).all()):
+            index = index[:1]
+        if bases.p is not None:
+            return bases.p[:, block][index]
         distinct, place = torch.unique(index, return_inverse=True)
-        if bases.log_p is not None:
-            rows = bases.log_p[distinct][:, block]
-        else:
-            rows = self._logit_block(bases.inputs[distinct], None, block) - bases.log_z[distinct, None]
-        return rows if len(distinct) == 1 else rows[place]
+        return self._p(bases.inputs[distinct], bases.log_z[distinct], None, block)[place]
 
     # ---- memory ---------------------------------------------------------------------------------------
 
@@ -203,13 +231,15 @@ class Readout:
         return max(1, min(1024, self.memory_budget // (16 * self._itemsize * self.W_U.shape[0])))
 
     def _blocks(self, rows: int) -> Iterator[slice]:
-        """Slices of the vocabulary for a product of ``rows`` vectors (an eighth of the budget)."""
+        """Slices of the vocabulary for a product of ``rows`` vectors (an eighth of the budget, or less)."""
         columns = rows + (self.W_U.shape[0] if self.W_U.dtype != self.dtype else 0)
-        yield from _slices(self.W_U.shape[1], self.memory_budget // (8 * self._itemsize * max(columns, 1)))
+        budget = self.memory_budget // (8 * self._itemsize)
+        yield from _slices(self.W_U.shape[1], min(budget, _PRODUCT_ENTRIES) // max(columns, 1))
 
     def _parts(self, rows: int, width: int) -> Iterator[slice]:
-        """Slices of the vectors scored against one block (with three temporaries, three eighths of the budget)."""
-        yield from _slices(rows, self.memory_budget // (8 * self._itemsize * max(width, 1)))
+        """Slices of the vectors scored against one block, small enough for a processor's cache."""
+        budget = self.memory_budget // (8 * self._itemsize)
+        yield from _slices(rows, min(budget, _CACHED_ENTRIES) // max(width, 1))
 
 
 def _slices(length: int, step: int) -> Iterator[slice]:

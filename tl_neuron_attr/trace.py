@@ -6,7 +6,7 @@ own log-probabilities, and the target. Before it is handed out, :mod:`tl_neuron_
 numbers fit together.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -99,7 +99,7 @@ def trace(
     target: Target = None,
     *,
     position: int = -1,
-    cache: Mapping[str, Tensor] | None = None,
+    cache: Any = None,
     convention: Convention = "exact",
     prepend_bos: bool | None = None,
 ) -> Trace:
