@@ -2,8 +2,9 @@
 
 import functools
 import importlib.util
-import multiprocessing
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -230,16 +231,23 @@ def test_a_folder_that_cannot_be_written_is_named(
         demo_weights.demo_weights()
 
 
-def _write_and_read(folder: str) -> bool:
-    path = Path(folder) / "both.safetensors"
-    state, tokenizer = demo_weights._read(demo_weights._cache_folder() / demo_weights._CACHED)
-    demo_weights._write(path, state, tokenizer)
-    return demo_weights._read(path)[1] == tokenizer
+WRITE_AND_READ = """
+import sys, pathlib
+from tl_neuron_attr import demo_weights
+own, both = map(pathlib.Path, sys.argv[1:])
+state, tokenizer = demo_weights._read(own)
+for _ in range(2):
+    demo_weights._write(both, state, tokenizer)
+    demo_weights._read(both)
+"""
 
 
 def test_two_processes_can_write_at_once(cached: Path, tmp_path: Path):
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        assert pool.map(_write_and_read, [str(tmp_path)] * 2, chunksize=1) == [True, True]
+    command = [sys.executable, "-c", WRITE_AND_READ, str(cached), str(tmp_path / "both.safetensors")]
+    package = Path(na.__file__).parent.parent
+    both = [subprocess.Popen(command, cwd=package, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate()[1] for process in both] == ["", ""]
+    assert [process.returncode for process in both] == [0, 0]
     assert [path.name for path in tmp_path.iterdir()] == ["both.safetensors"]
 
 
