@@ -93,18 +93,19 @@ def check(case: zoo.ZooCase, question: str, tolerance: float) -> None:
         # Near ties may change places within rounding, so scores are compared by rank and by identity.
         close(ranked.scores, np.array(list(top(dense, 40).values())), tolerance)
         assert len(set(ranked.ids)) == len(ranked.ids) == 40
-        for neuron, score, coefficient in zip(ranked.ids, ranked.scores, ranked.coefficients, strict=True):
+        rows = zip(ranked.ids, ranked.scores.tolist(), ranked.coefficients.tolist(), strict=True)
+        for neuron, score, coefficient in rows:
             if kind == "mlp":
                 where = (neuron.layer, neuron.neuron)
-                assert abs(coefficient.item() - reference.mlp_coefficient(*where)) < tolerance
+                assert abs(coefficient - reference.mlp_coefficient(*where)) < tolerance
             else:
                 where = (neuron.layer, neuron.source, neuron.head, neuron.dim)
                 given = (neuron.layer, neuron.head, neuron.dim, neuron.source)
-                assert abs(coefficient.item() - reference.attn_coefficient(*given)) < tolerance
-            assert abs(score.item() - dense[where]) < tolerance
+                assert abs(coefficient - reference.attn_coefficient(*given)) < tolerance
+            assert abs(score - dense[where]) < tolerance
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("question", ["top-exact", "token-paper", "contrast-middle-paper", "any-middle-exact"])
 def test_float32(case: zoo.ZooCase, question: str) -> None:
     check(case, question, 1e-4)
 

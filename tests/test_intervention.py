@@ -14,7 +14,7 @@ import zoo
 
 import tl_neuron_attr as na
 
-QUESTIONS = [(None, -1), (37, 3), (na.Contrast(5, 60), -1), (na.AnyOf([4, 18, 71]), 4)]
+QUESTIONS = [(None, -1), (na.Contrast(5, 60), 3), (na.AnyOf([4, 18, 71]), 4)]
 
 
 class Run:

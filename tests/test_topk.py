@@ -54,15 +54,16 @@ def ask(q: dict[str, Any]) -> tuple[Any, list[tuple[float, Any]]]:
 
 def dense_ranking(dense: Any) -> list[tuple[float, Any]]:
     rows = []
-    for index in torch.cartesian_prod(*(torch.arange(n) for n in dense.scores.shape)).tolist():
+    indices = torch.cartesian_prod(*(torch.arange(n) for n in dense.scores.shape)).tolist()
+    for index, score in zip(indices, dense.scores.flatten().tolist(), strict=True):
         layer = dense.layers[index[0]]
         if dense.kind == "mlp":
             neuron = na.MLPNeuron(layer, index[1])
         else:
             source, head, dim = index[1:]
             neuron = na.AttnNeuron(layer, head, dim, source)
-        rows.append((dense.scores[tuple(index)].item(), neuron))
-    return sorted(rows, key=lambda row: (-row[0], key(row[1])))
+        rows.append((-score, key(neuron), neuron))
+    return [(-negative, neuron) for negative, _, neuron in sorted(rows, key=lambda row: row[:2])]
 
 
 def key(neuron: Any) -> tuple[int, ...]:
@@ -203,10 +204,10 @@ def test_ties_are_ordered_by_id(name: str, backend: str) -> None:
     cache = cache_of_twins(model)
     for target in (11, na.Contrast(11, 30), na.AnyOf([11, 30])):
         trace = na.trace(model, list(zoo.TOKENS), target, cache=cache)
-        for kind, k in ((kind, k) for kind in ("mlp", "attn") for k in (1, 2, 5, 60, 10**6)):
+        rankings = {kind: dense_ranking(na.value_scores(trace, kind)) for kind in ("mlp", "attn")}
+        for kind, k in ((kind, k) for kind in rankings for k in (1, 2, 5, 60, 10**6)):
             ranked = na.value_neurons(trace, kind, k=k)
-            dense = dense_ranking(na.value_scores(trace, kind))[:k]
-            assert list(ranked.ids) == [neuron for _, neuron in dense]
+            assert list(ranked.ids) == [neuron for _, neuron in rankings[kind][:k]]
             place = {neuron: rank for rank, neuron in enumerate(ranked.ids)}
             score = dict(zip(ranked.ids, ranked.scores.tolist(), strict=True))
             for twins in twins_of(kind):
