@@ -201,10 +201,15 @@ def test_tokens_are_not_markup(demo):
     assert result.output.startswith(f"'{prompt}' -> ")
 
 
+@pytest.fixture(scope="module")
+def awkward(demo_model):
+    return explain(demo_model, "Dogs and cats, 東京 and\n<b>Paris</b>" * 5, k=12)
+
+
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("colour", [False, True])
-def test_tables_fit_the_terminal(demo_model, width, colour):
-    found = explain(demo_model, "Dogs and cats, 東京 and\n<b>Paris</b>" * 5, k=12)
+def test_tables_fit_the_terminal(awkward, width, colour):
+    found = awkward
     screen = io.StringIO()
     console = Console(file=screen, width=width, force_terminal=True, no_color=not colour, highlight=False)
     console.print(render(found, 12))
