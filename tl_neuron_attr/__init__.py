@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from tl_neuron_attr.neurons import (
         MLPNeuron as MLPNeuron,
     )
+    from tl_neuron_attr.query import query_layers as query_layers
+    from tl_neuron_attr.query import query_neurons as query_neurons
     from tl_neuron_attr.results import (
         HeadScores as HeadScores,
     )
@@ -88,6 +90,8 @@ _HOME = {
     "load_demo_model": "models",
     "position_scores": "value",
     "promoted_tokens": "vocab",
+    "query_layers": "query",
+    "query_neurons": "query",
     "required_hooks": "trace",
     "trace": "trace",
     "trace_continuation": "trace",

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 # Allowed relative gap by the precision that the model computes in: some hundred times its rounding error,
 # far below what a wrong norm, head order or missing bias makes (which are of the order of one).
-_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 def check_trace(trace: "Trace") -> None:
     """Raise :class:`UnsupportedModelError` where readout, writes or stream do not add up."""
-    tolerance = _TOLERANCE[trace.view.dtype]
+    tolerance = TOLERANCE[trace.view.dtype]
     _check_stream(trace, tolerance)
     _check_writes(trace, tolerance)
     _check_readout(trace, tolerance)
@@ -57,7 +57,7 @@ def _check_writes(trace: "Trace", tolerance: float) -> None:
         heads = torch.einsum("hd,hdm->m", z, W_O.to(z))
         _compare(
             trace,
-            _plus(heads, view.b_O(layer)),
+            _plus(heads, view.block(layer).b_O),
             trace.attn_out[layer][trace.position],
             tolerance,
             f"heads of layer {layer}",
@@ -74,7 +74,7 @@ def _check_writes(trace: "Trace", tolerance: float) -> None:
                 )
             _compare(
                 trace,
-                _plus(acts @ W_out.to(acts), view.b_out(layer)),
+                _plus(acts @ W_out.to(acts), view.block(layer).b_out),
                 _at(trace, trace.mlp_out[layer]),
                 tolerance,
                 f"MLP neurons of layer {layer}",

@@ -8,19 +8,18 @@ them on numbers at every trace.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from tl_neuron_attr.block_view import BlockView, UnsupportedModelError, bias, read_norm, weight
 from tl_neuron_attr.norms import Norm
 from tl_neuron_attr.tokens import Tokens
 
-
-class UnsupportedModelError(ValueError):
-    """The model, or a part of it, is one for which neuron scores are not defined or not known to be right."""
+__all__ = ["ModelView", "UnsupportedModelError"]
 
 
 class ModelView:
@@ -158,98 +157,37 @@ class ModelView:
 
     # ---- weights --------------------------------------------------------------------------------------
 
-    def _weight(self, owner: Any, name: str, where: str) -> Tensor:
-        tensor = getattr(owner, name, None)
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            kind = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise UnsupportedModelError(
-                f"{where}.{name} of this model is not a floating-point matrix (got {kind}): neuron vectors must "
-                f"be readable; load the model unquantised, or dequantise it"
-            )
-        return tensor.detach()
-
-    @staticmethod
-    def _bias(owner: Any, name: str) -> Tensor | None:
-        tensor = getattr(owner, name, None)
-        return tensor.detach() if isinstance(tensor, Tensor) else None
-
     @property
     def W_E(self) -> Float[Tensor, "d_vocab_in d_model"]:
         """The token embedding."""
-        return self._weight(self.model, "W_E", "embed")
+        return weight(self.model, "W_E", "embed")
 
     @property
     def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
         """The unembedding matrix."""
-        return self._weight(self.model, "W_U", "unembed")
+        return weight(self.model, "W_U", "unembed")
 
     @property
     def b_U(self) -> Float[Tensor, " d_vocab"] | None:
         """The unembedding bias, if there is one."""
-        return self._bias(self.model, "b_U")
-
-    def W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
-        """Output matrices of the query heads."""
-        return self._weight(self.model.blocks[layer].attn, "W_O", f"blocks.{layer}.attn")
-
-    def b_O(self, layer: int) -> Float[Tensor, " d_model"] | None:
-        """The attention output bias, if there is one."""
-        return self._bias(self.model.blocks[layer].attn, "b_O")
-
-    def W_V(self, layer: int) -> Float[Tensor, "kv_head d_model d_head"]:
-        """Value matrices, one for each key-value head (HookedTransformer repeats them for each query head)."""
-        weight = self._weight(self.model.blocks[layer].attn, "W_V", f"blocks.{layer}.attn")
-        if weight.shape[0] not in (self.n_heads, self.n_kv_heads):
-            raise UnsupportedModelError(
-                f"blocks.{layer}.attn.W_V has {weight.shape[0]} heads; {self.name} declares {self.n_heads} query "
-                f"and {self.n_kv_heads} key-value heads, so which value belongs to which head is unknown"
-            )
-        return weight[:: weight.shape[0] // self.n_kv_heads]
-
-    def W_out(self, layer: int) -> Float[Tensor, "d_mlp d_model"]:
-        """MLP output rows, one for each neuron."""
-        refusal = self.mlp_refusal(layer)
-        if refusal is not None:
-            raise UnsupportedModelError(refusal)
-        return self._weight(self.model.blocks[layer].mlp, "W_out", f"blocks.{layer}.mlp")
-
-    def b_out(self, layer: int) -> Float[Tensor, " d_model"] | None:
-        """The MLP output bias, if there is one."""
-        return self._bias(self.model.blocks[layer].mlp, "b_out")
-
-    # ---- norms ----------------------------------------------------------------------------------------
+        return bias(self.model, "b_U")
 
     @property
     def final_norm(self) -> Norm:
         """The norm before the unembedding."""
-        return self._norm(self.model.ln_final)
+        return read_norm(self.model.ln_final, self.cfg)
 
-    def _norm(self, module: Any) -> Norm:
-        """Read a norm by what it holds: gain and bias where there are any, LayerNorm or RMSNorm by its class."""
-        inner = getattr(module, "original_component", None)
-        style = str(getattr(self.cfg, "normalization_type", None) or "")
-        if isinstance(module, nn.Identity) or (not style and inner is None):
-            return Norm(None, None, centred=False, eps=0.0, identity=True)
-        gain = self._first_tensor(module, inner, ("w", "weight"))
-        if gain is not None and getattr(self.cfg, "rmsnorm_uses_offset", False) and inner is not None:
-            gain = 1 + gain
-        return Norm(
-            gain=gain,
-            bias=self._first_tensor(module, inner, ("b", "bias")),
-            centred=style.startswith("LN"),
-            eps=self._eps(module, inner),
-        )
+    def block(self, layer: int) -> BlockView:
+        """Weights and norms of one block."""
+        return BlockView(self.model.blocks[layer], self.cfg, f"blocks.{layer}")
 
-    @staticmethod
-    def _first_tensor(module: Any, inner: Any, names: Sequence[str]) -> Tensor | None:
-        owners = (module,) if inner is None else (inner,)
-        found = [getattr(owner, name, None) for owner in owners for name in names]
-        return next((tensor.detach() for tensor in found if isinstance(tensor, Tensor)), None)
+    def W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
+        """Output matrices of the query heads."""
+        return self.block(layer).W_O
 
-    def _eps(self, module: Any, inner: Any) -> float:
-        for owner in (inner, module):
-            for name in ("eps", "variance_epsilon"):
-                value = getattr(owner, name, None)
-                if isinstance(value, float | Tensor):
-                    return float(value)
-        return float(self.cfg.eps)
+    def W_out(self, layer: int) -> Float[Tensor, "d_mlp d_model"]:
+        """MLP output rows, one for each neuron; :class:`UnsupportedModelError` for a layer without neurons."""
+        refusal = self.mlp_refusal(layer)
+        if refusal is not None:
+            raise UnsupportedModelError(refusal)
+        return self.block(layer).W_out

@@ -220,6 +220,14 @@ class Readout:
         distinct, place = torch.unique(index, return_inverse=True)
         return self._p(bases.inputs[distinct], bases.log_z[distinct], None, block)[place]
 
+    def reach(self, bases: Bases, index: int) -> Float[Tensor, ""]:
+        """``R = max_j |W_U[:, j] - W_U p|``: how far any token's unembedding is from the expected one."""
+        furthest = self.scale.new_zeros(())
+        for block in self._blocks(self.W_U.shape[0]):
+            away = self.W_U[:, block].to(self.dtype) - bases.expected[index, :, None]
+            furthest = torch.maximum(furthest, away.square().sum(0).amax())
+        return furthest.sqrt()
+
     # ---- memory ---------------------------------------------------------------------------------------
 
     @property

@@ -1,31 +1,17 @@
-"""The exact top neurons without scoring every neuron.
+"""The exact top neurons without scoring every neuron: best-first search under an upper bound.
 
-Every score has an upper bound that costs one inner product (:mod:`tl_neuron_attr.readout`): with ``q = N*(g)``
-carried back through the frozen norm, the bound of a neuron with output row ``w`` and coefficient ``a`` is
-``a <q, w>``, so the bounds of a whole layer are one matrix-vector product, and all source positions of an
-attention neuron share it. Neurons are scored exactly in descending order of the bound; when the ``k``-th best
-exact score reaches the next bound, no neuron left can enter, and the result *is* the dense top ``k``.
-
-Bounds are raised by a slack that covers their own rounding and that of the scores, so that rounding never
-drops a neuron; equal scores are ordered by id.
+Neurons are scored exactly in descending order of an upper bound of their score; when the ``k``-th best exact
+score reaches the next bound, no neuron left can enter, and the result *is* the dense top ``k``. Equal scores are
+ordered by number, which is the order of ids. Bounds carry a slack for rounding (:mod:`tl_neuron_attr.candidates`),
+so rounding never drops a neuron.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-
-from tl_neuron_attr.model_view import UnsupportedModelError
-from tl_neuron_attr.neurons import AttnNeuron, Kind, MLPNeuron
-from tl_neuron_attr.readout import Bases, Readout
-from tl_neuron_attr.results import RankedNeurons
-from tl_neuron_attr.writes import base, coefficients, coefficients_at, directions
-
-if TYPE_CHECKING:
-    from tl_neuron_attr.trace import Trace
 
 # After the first k, candidates are scored this many at a time: enough for an efficient matrix product, few
 # enough that the tightening threshold saves most of the rest.
@@ -33,182 +19,95 @@ _CHUNK = 64
 _SCAN_LIMIT = 8192
 
 
-def chosen_layers(trace: "Trace", kind: Kind, layers: Sequence[int] | None) -> list[int]:
-    """The layers asked for (all by default), sorted; an error for those that do not exist or have no neurons."""
-    n_layers = trace.view.n_layers
-    chosen = list(range(n_layers)) if layers is None else sorted(set(layers))
-    wrong = [layer for layer in chosen if isinstance(layer, bool) or not 0 <= layer < n_layers]
-    if wrong or not chosen:
-        raise ValueError(
-            f"layers={list(layers or [])}: name at least one layer, each from 0 to {n_layers - 1} "
-            f"({trace.view.name} has {n_layers})"
-        )
-    if kind == "mlp":
-        for layer in chosen:
-            refusal = trace.view.mlp_refusal(layer)
-            if refusal is not None:
-                raise UnsupportedModelError(f"{refusal} (name dense layers with layers=[...])")
-    return chosen
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Numbers and exact scores of the best, best first, and how many were scored to be sure."""
+
+    numbers: Int[Tensor, " rank"]
+    scores: Float[Tensor, " rank"]
+    n_evaluated: int
 
 
-def top_neurons(
-    trace: "Trace", readout: Readout, kind: Kind, layers: Sequence[int], k: int, method: str
-) -> RankedNeurons:
-    """The ``k`` best neurons of ``layers`` by exact score; see :func:`tl_neuron_attr.value.value_neurons`."""
-    pool = _Pool(trace, readout, kind, layers)
-    found = _Found(k)
-    limit = k
+def best_first(
+    sizes: Sequence[int],
+    bound: Callable[[int], Tensor],
+    score: Callable[[Tensor], Tensor],
+    k: int,
+    *,
+    at_once: int,
+    memory_budget: int,
+) -> Found:
+    """The ``k`` candidates with the highest ``score``.
+
+    ``sizes`` are the numbers of candidates of each group, counted through; ``bound(group)`` gives upper bounds of
+    their scores, ``score(numbers)`` exact ones, at most ``at_once`` in a call. Bounds are kept where they fit a
+    quarter of the budget, else computed anew.
+    """
+    pool = _Pool(sizes, bound, keep=4 * sum(sizes) <= memory_budget // 4)
+    numbers, scores = torch.empty(0, dtype=torch.int64), torch.empty(0)
+    n_evaluated, threshold, limit = 0, -torch.inf, k
     while True:
-        place, bound = pool.best(found.threshold, limit)
-        step = min(max(_CHUNK, found.wanted()), readout.directions_at_once())
-        for start in range(0, len(place), step):
-            if bound[start] < found.threshold:
+        candidates, bounds = pool.best(threshold, limit)
+        step = min(max(_CHUNK, k - n_evaluated), at_once)
+        for start in range(0, len(candidates), step):
+            if bounds[start] < threshold:
                 break
-            part = place[start : start + step]
-            found.add(part, pool.score(part))
-        if len(place) < limit:
-            break
+            part = candidates[start : start + step]
+            exact = score(part)
+            pool.remove(part)
+            n_evaluated += len(part)
+            numbers, scores = _best(torch.cat([numbers, part]), torch.cat([scores.to(exact), exact]), k)
+            threshold = float(scores[-1]) if len(scores) == k else -torch.inf
+        if len(candidates) < limit:
+            return Found(numbers, scores, n_evaluated)
         limit = _SCAN_LIMIT
-    flat, scores = found.ranked()
-    return RankedNeurons(
-        kind=kind,
-        ids=pool.ids(flat),
-        scores=scores,
-        coefficients=pool.coefficients_of(flat),
-        method=method,
-        n_evaluated=found.n_evaluated,
-        n_neurons=pool.size * len(layers),
-        provenance=trace.provenance,
-    )
 
 
-class _Found:
-    """Exact scores so far and the ``k``-th best of them."""
-
-    def __init__(self, k: int) -> None:
-        self.k = k
-        self.n_evaluated = 0
-        self.threshold = -torch.inf
-        self._flat = torch.empty(0, dtype=torch.int64)
-        self._scores = torch.empty(0)
-
-    def wanted(self) -> int:
-        """How many more neurons are needed before there is a threshold at all."""
-        return max(0, self.k - self.n_evaluated)
-
-    def add(self, flat: Tensor, scores: Tensor) -> None:
-        self.n_evaluated += len(flat)
-        flat, scores = torch.cat([self._flat, flat]), torch.cat([self._scores.to(scores), scores])
-        by_id = flat.argsort()
-        order = by_id[scores[by_id].argsort(descending=True, stable=True)][: self.k]
-        self._flat, self._scores = flat[order], scores[order]
-        if len(self._scores) == self.k:
-            self.threshold = float(self._scores[-1])
-
-    def ranked(self) -> tuple[Int[Tensor, " rank"], Float[Tensor, " rank"]]:
-        return self._flat, self._scores
-
-
-@dataclass(frozen=True)
-class _Scored:
-    """What bounds of one layer need: coefficients ``[row, source]`` and rows' bound directions."""
-
-    layer: int
-    q: Float[Tensor, "option d_model"]
+def _best(numbers: Tensor, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    by_number = numbers.argsort()
+    order = by_number[scores[by_number].argsort(descending=True, stable=True)][:k]
+    return numbers[order], scores[order]
 
 
 class _Pool:
-    """All neurons of the chosen layers, numbered in the order of their ids."""
+    """Bounds of the candidates that are not scored yet."""
 
-    def __init__(self, trace: "Trace", readout: Readout, kind: Kind, layers: Sequence[int]) -> None:
-        self.trace, self.readout = trace, readout
-        self.kind: Kind = kind
-        vectors = [base(trace, kind, layer).to(readout.W_U.device) for layer in layers]
-        self.bases: Bases = readout.bases(torch.stack(vectors))
-        q = readout.adjoint(self.bases.g)
-        self.layers = [_Scored(layer, q[i]) for i, layer in enumerate(layers)]
-        self.n_sources = trace.position + 1 if kind == "attn" else 1
-        self.size = len(directions(trace, kind, layers[0])) * self.n_sources
-        self._done: list[list[Tensor]] = [[] for _ in layers]
-        held = self.size * len(layers) * readout.dtype.itemsize <= readout.memory_budget // 4
-        self._held = [self._bounds(i) for i in range(len(layers))] if held else None
+    def __init__(self, sizes: Sequence[int], bound: Callable[[int], Tensor], *, keep: bool) -> None:
+        self._bound = bound
+        self._starts = torch.tensor([0, *sizes]).cumsum(0)
+        self._removed: list[list[Tensor]] = [[] for _ in sizes]
+        self._kept = [bound(group) for group in range(len(sizes))] if keep else None
 
-    # ---- bounds ---------------------------------------------------------------------------------------
-
-    def _bounds(self, index: int) -> Float[Tensor, " neuron"]:
-        """Upper bound of every score of a layer, raised by the rounding that bound and score may carry."""
-        scored = self.layers[index]
-        coefficient = coefficients(self.trace, self.kind, scored.layer)
-        rows = directions(self.trace, self.kind, scored.layer)
-        q = scored.q.to(rows.device)
-        along, length = self._projected(rows, q)
-        bound = coefficient * along[:, :1]
-        for option in range(1, along.shape[1]):
-            bound = torch.maximum(bound, coefficient * along[:, option, None])
-        rounding = 16 * torch.finfo(self.readout.dtype).eps
-        slack = length * (rounding * q.norm(dim=-1).max())
-        return bound.addcmul_(coefficient.abs(), slack[:, None]).add_(rounding).flatten().cpu()
-
-    def _projected(self, rows: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-        """``<q, w>`` and the length of every row, a slice at a time where the rows must be converted."""
-        step = max(1, self.readout.memory_budget // (16 * q.dtype.itemsize * rows.shape[1]))
-        pieces = [
-            (part @ q.T, part.norm(dim=-1))
-            for part in (rows[s : s + step].to(q.dtype) for s in range(0, len(rows), step))
-        ]
-        return torch.cat([along for along, _ in pieces]), torch.cat([length for _, length in pieces])
+    def remove(self, numbers: Tensor) -> None:
+        group = torch.searchsorted(self._starts, numbers, right=True) - 1
+        for index in group.unique().tolist():
+            gone = numbers[group == index] - self._starts[index]
+            if self._kept is None:
+                self._removed[index].append(gone)
+            else:
+                self._kept[index][gone] = -torch.inf
 
     def best(self, threshold: float, limit: int) -> tuple[Int[Tensor, " candidate"], Float[Tensor, " candidate"]]:
-        """The ``limit`` unscored neurons with the highest bounds, at least ``threshold``, best first."""
-        place, bound = torch.empty(0, dtype=torch.int64), torch.empty(0)
-        for index in range(len(self.layers)):
-            bounds = self._bounds(index) if self._held is None else self._held[index]
-            for done in self._done[index]:
-                bounds[done] = -torch.inf
-            value, best = bounds.topk(min(limit, len(bounds)))
+        """The ``limit`` highest bounds that are at least ``threshold``, best first."""
+        numbers, bounds = torch.empty(0, dtype=torch.int64), torch.empty(0)
+        for group, start in enumerate(self._starts[:-1].tolist()):
+            value, place = self._bounds(group).topk(min(limit, self._size(group)))
             kept = (value >= threshold) & (value > -torch.inf)
-            place = torch.cat([place, best[kept] + index * self.size])
-            bound = torch.cat([bound.to(value), value[kept]])
-            if len(place) > limit:
-                order = bound.argsort(descending=True, stable=True)[:limit]
-                place, bound = place[order], bound[order]
-        order = bound.argsort(descending=True, stable=True)
-        return place[order], bound[order]
+            numbers = torch.cat([numbers, place[kept] + start])
+            bounds = torch.cat([bounds.to(value), value[kept]])
+            if len(numbers) > limit:
+                bounds, order = bounds.topk(limit)
+                numbers = numbers[order]
+        order = bounds.argsort(descending=True, stable=True)
+        return numbers[order], bounds[order]
 
-    # ---- exact scores ---------------------------------------------------------------------------------
+    def _bounds(self, group: int) -> Tensor:
+        if self._kept is not None:
+            return self._kept[group]
+        bounds = self._bound(group)
+        for gone in self._removed[group]:
+            bounds[gone] = -torch.inf
+        return bounds
 
-    def score(self, flat: Int[Tensor, " candidate"]) -> Float[Tensor, " candidate"]:
-        """Exact scores of neurons given by number; those that share a direction share its vocabulary product."""
-        layer_of, neuron = flat // self.size, flat % self.size
-        distinct, place = torch.unique(flat // self.n_sources, return_inverse=True)
-        rows_per_layer = self.size // self.n_sources
-        base_of, row = distinct // rows_per_layer, distinct % rows_per_layer
-        device = self.readout.W_U.device
-        vectors = torch.empty(len(distinct), self.trace.view.d_model, dtype=self.readout.dtype, device=device)
-        for index in base_of.unique().tolist():
-            mine = base_of == index
-            rows = directions(self.trace, self.kind, self.layers[index].layer)
-            vectors[mine.to(device)] = self.readout.direction(rows[row[mine].to(rows.device)])
-            self._done[index].append(neuron[layer_of == index])
-        weight = self.coefficients_of(flat).to(device)
-        return self.readout.changes(self.bases, base_of.to(device), vectors, place.to(device), weight).cpu()
-
-    def coefficients_of(self, flat: Int[Tensor, " candidate"]) -> Float[Tensor, " candidate"]:
-        """The coefficients of neurons given by number."""
-        out = torch.empty(len(flat), dtype=self.readout.dtype)
-        for index in (flat // self.size).unique().tolist():
-            mine = flat // self.size == index
-            neuron = flat[mine] % self.size
-            row, source = neuron // self.n_sources, neuron % self.n_sources
-            out[mine] = coefficients_at(self.trace, self.kind, self.layers[index].layer, row, source).cpu()
-        return out
-
-    def ids(self, flat: Int[Tensor, " rank"]) -> tuple[MLPNeuron, ...] | tuple[AttnNeuron, ...]:
-        """Identities of neurons given by number."""
-        layers = [self.layers[i].layer for i in (flat // self.size).tolist()]
-        neuron = flat % self.size
-        if self.kind == "mlp":
-            return tuple(MLPNeuron(layer, n) for layer, n in zip(layers, neuron.tolist(), strict=True))
-        source, row = (neuron % self.n_sources).tolist(), neuron // self.n_sources
-        head, dim = (row // self.trace.view.d_head).tolist(), (row % self.trace.view.d_head).tolist()
-        return tuple(AttnNeuron(*place) for place in zip(layers, head, dim, source, strict=True))
+    def _size(self, group: int) -> int:
+        return int(self._starts[group + 1] - self._starts[group])

@@ -21,11 +21,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_neuron_attr.candidates import Candidates
 from tl_neuron_attr.neurons import Kind, check_kind
+from tl_neuron_attr.numbering import chosen_layers
 from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
 from tl_neuron_attr.results import HeadScores, LayerScores, NeuronScores, RankedNeurons
-from tl_neuron_attr.search import chosen_layers, top_neurons
+from tl_neuron_attr.search import best_first
 from tl_neuron_attr.writes import (
     base,
     coefficients,
@@ -38,7 +40,8 @@ from tl_neuron_attr.writes import (
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
 
-METHODS = ("log_prob_increase",)
+VALUE_METHOD = "log_prob_increase"
+METHODS = (VALUE_METHOD,)
 
 
 def layer_scores(trace: "Trace", *, memory_budget: int = DEFAULT_MEMORY_BUDGET) -> LayerScores:
@@ -141,7 +144,7 @@ def value_neurons(
     kind: Kind,
     k: int = 100,
     *,
-    method: str = "log_prob_increase",
+    method: str = VALUE_METHOD,
     layers: Sequence[int] | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
 ) -> RankedNeurons:
@@ -164,7 +167,26 @@ def value_neurons(
         raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
     k = check_count("k", k)
     chosen = chosen_layers(trace, kind, layers)
-    return top_neurons(trace, Readout.of(trace, memory_budget=memory_budget), kind, chosen, k, method)
+    readout = Readout.of(trace, memory_budget=memory_budget)
+    pool = Candidates(trace, readout, kind, chosen)
+    found = best_first(
+        pool.numbering.sizes,
+        pool.upper,
+        pool.score,
+        k,
+        at_once=readout.directions_at_once(),
+        memory_budget=memory_budget,
+    )
+    return RankedNeurons(
+        kind=kind,
+        ids=pool.numbering.ids(found.numbers),
+        scores=found.scores,
+        coefficients=pool.coefficients_of(found.numbers),
+        method=method,
+        n_evaluated=found.n_evaluated,
+        n_neurons=sum(pool.numbering.sizes),
+        provenance=trace.provenance,
+    )
 
 
 def _targets_of(readout: Readout, vectors: Sequence[Tensor]) -> Float[Tensor, " vector"]:

@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_neuron_attr.neurons import AttnNeuron, Kind, MLPNeuron, Neuron
+from tl_neuron_attr.neurons import Neuron
+from tl_neuron_attr.numbering import place
 from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
-from tl_neuron_attr.search import chosen_layers
 from tl_neuron_attr.writes import coefficients, directions
 
 if TYPE_CHECKING:
@@ -95,26 +95,10 @@ def written_vector(trace: "Trace", neuron: Neuron) -> Float[Tensor, " d_model"]:
 
     Raises :class:`ValueError` for a neuron that the model or prompt does not have.
     """
-    row, source, kind = _place(trace, neuron)
+    row, source, kind = place(trace, neuron)
     weight = coefficients(trace, kind, neuron.layer)
     rows = directions(trace, kind, neuron.layer)
     return (rows[row].to(weight) * weight[row, source]).to(trace.view.W_U.device)
-
-
-def _place(trace: "Trace", neuron: Neuron) -> tuple[int, int, Kind]:
-    kind: Kind = "mlp" if isinstance(neuron, MLPNeuron) else "attn"
-    chosen_layers(trace, kind, [neuron.layer])
-    view = trace.view
-    if isinstance(neuron, AttnNeuron):
-        limits = {"head": view.n_heads, "dim": view.d_head, "source": trace.position + 1}
-        row, source = neuron.head * view.d_head + neuron.dim, neuron.source
-    else:
-        limits = {"neuron": view.W_out(neuron.layer).shape[0]}
-        row, source = neuron.neuron, 0
-    for name, limit in limits.items():
-        if getattr(neuron, name) >= limit:
-            raise ValueError(f"{neuron} does not exist here: {name} runs from 0 to {limit - 1}")
-    return row, source, kind
 
 
 def _ends(trace: "Trace", change: Tensor, k: int, *, largest: bool) -> Sequence[tuple[TokenChange, ...]]:

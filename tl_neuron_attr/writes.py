@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_neuron_attr.neurons import Kind
+from tl_neuron_attr.neurons import Kind, MLPNeuron, Neuron
 
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
@@ -59,6 +59,27 @@ def attn_coefficients(trace: "Trace", layer: int) -> Float[Tensor, "head d_head 
     pattern = trace.pattern[layer][:, trace.position].to(view.compute_dtype)
     value = trace.value[layer].to(pattern).permute(1, 2, 0)
     return pattern[:, None, :] * value.repeat_interleave(view.n_heads // view.n_kv_heads, dim=0)
+
+
+def coefficients_along(trace: "Trace", neuron: Neuron, pos: Int[Tensor, " pos"]) -> Float[Tensor, " pos"]:
+    """The coefficient of one neuron at each of the positions ``pos`` (zero before an attention neuron's source)."""
+    view = trace.view
+    if isinstance(neuron, MLPNeuron):
+        post = trace.post[neuron.layer]
+        if post is None:
+            raise ValueError(view.mlp_refusal(neuron.layer) or f"layer {neuron.layer} has no MLP neurons")
+        return post[pos.to(post.device), neuron.neuron].to(view.compute_dtype)
+    pattern = trace.pattern[neuron.layer]
+    attended = pattern[neuron.head, pos.to(pattern.device), neuron.source].to(view.compute_dtype)
+    kv_head = neuron.head // (view.n_heads // view.n_kv_heads)
+    return attended * trace.value[neuron.layer][neuron.source, kv_head, neuron.dim].to(attended)
+
+
+def row_of(trace: "Trace", neuron: Neuron) -> Float[Tensor, " d_model"]:
+    """The output row of one neuron: its ``W_out`` row or its dimension of ``W_O``, float32 or better."""
+    if isinstance(neuron, MLPNeuron):
+        return trace.view.W_out(neuron.layer)[neuron.neuron].to(trace.view.compute_dtype)
+    return trace.view.W_O(neuron.layer)[neuron.head, neuron.dim].to(trace.view.compute_dtype)
 
 
 def head_vectors(trace: "Trace", layer: int) -> Float[Tensor, "head d_model"]:

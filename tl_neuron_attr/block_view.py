@@ -1,0 +1,166 @@
+"""Weights and norms of one block, under TransformerLens's attribute names; a part of the model view.
+
+Attribute names are common to ``HookedTransformer`` and ``TransformerBridge``; what differs is told apart by what
+a module holds (a bridge component wraps an ``original_component``), never by its class.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from tl_neuron_attr.norms import Norm
+
+
+class UnsupportedModelError(ValueError):
+    """The model, or a part of it, is one for which neuron scores are not defined or not known to be right."""
+
+
+@dataclass(frozen=True, eq=False)
+class MLPInputs:
+    """How an MLP computes ``post = act(pre) * linear + after`` from its normalised input ``x``.
+
+    ``pre = x W_pre + b_pre``; a gated MLP multiplies by ``linear = x W_linear + b_linear``, a plain one has
+    ``W_linear`` ``None``. ``after`` is a bias added behind the product (HookedTransformer's gated MLPs).
+    """
+
+    W_pre: Float[Tensor, "d_model d_mlp"]
+    b_pre: Float[Tensor, " d_mlp"] | None
+    W_linear: Float[Tensor, "d_model d_mlp"] | None
+    b_linear: Float[Tensor, " d_mlp"] | None
+    after: Float[Tensor, " d_mlp"] | None
+    act: Callable[[Tensor], Tensor]
+
+
+class BlockView:
+    """One block of a model; tensors are the model's own."""
+
+    def __init__(self, block: Any, cfg: Any, where: str) -> None:
+        self.block, self.cfg, self.where = block, cfg, where
+        self.n_heads: int = cfg.n_heads
+        self.n_kv_heads: int = cfg.n_key_value_heads or cfg.n_heads
+
+    # ---- attention ------------------------------------------------------------------------------------
+
+    @property
+    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
+        """Output matrices of the query heads."""
+        return weight(self.block.attn, "W_O", f"{self.where}.attn")
+
+    @property
+    def W_V(self) -> Float[Tensor, "kv_head d_model d_head"]:
+        """Value matrices, one for each key-value head (HookedTransformer repeats them for each query head)."""
+        return self._per_kv_head(weight(self.block.attn, "W_V", f"{self.where}.attn"))
+
+    @property
+    def b_V(self) -> Float[Tensor, "kv_head d_head"] | None:
+        """Value biases, one for each key-value head."""
+        found = bias(self.block.attn, "b_V")
+        return None if found is None else self._per_kv_head(found.reshape(-1, self.cfg.d_head))
+
+    @property
+    def b_O(self) -> Float[Tensor, " d_model"] | None:
+        """The attention output bias, if there is one."""
+        return bias(self.block.attn, "b_O")
+
+    def _per_kv_head(self, tensor: Tensor) -> Tensor:
+        if tensor.shape[0] not in (self.n_heads, self.n_kv_heads):
+            raise UnsupportedModelError(
+                f"{self.where}.attn has values of {tensor.shape[0]} heads; the configuration declares {self.n_heads} "
+                f"query and {self.n_kv_heads} key-value heads, so which value belongs to which head is unknown"
+            )
+        return tensor[:: tensor.shape[0] // self.n_kv_heads]
+
+    @property
+    def attn_norm(self) -> Norm:
+        """The norm before attention."""
+        return read_norm(self.block.ln1, self.cfg)
+
+    # ---- MLP ------------------------------------------------------------------------------------------
+
+    @property
+    def W_out(self) -> Float[Tensor, "d_mlp d_model"]:
+        """MLP output rows, one for each neuron."""
+        return weight(self.block.mlp, "W_out", f"{self.where}.mlp")
+
+    @property
+    def b_out(self) -> Float[Tensor, " d_model"] | None:
+        """The MLP output bias, if there is one."""
+        return bias(self.block.mlp, "b_out")
+
+    @property
+    def mlp_norm(self) -> Norm:
+        """The norm before the MLP; some parallel blocks share the one before attention."""
+        return read_norm(self.block.ln2 if hasattr(self.block, "ln2") else self.block.ln1, self.cfg)
+
+    @property
+    def mlp_inputs(self) -> MLPInputs:
+        """Input matrices, biases and activation function of the MLP."""
+        mlp, where = self.block.mlp, f"{self.where}.mlp"
+        W_in, b_in, act = weight(mlp, "W_in", where), bias(mlp, "b_in"), self._activation()
+        if getattr(mlp, "W_gate", None) is None:
+            return MLPInputs(W_in, b_in, None, None, None, act)
+        W_gate, b_gate = weight(mlp, "W_gate", where), bias(mlp, "b_gate")
+        if hasattr(mlp, "original_component"):
+            return MLPInputs(W_gate, b_gate, W_in, b_in, None, act)
+        return MLPInputs(W_gate, b_gate, W_in, None, b_in, act)
+
+    def _activation(self) -> Callable[[Tensor], Tensor]:
+        own = getattr(self.block.mlp, "act_fn", None)
+        if callable(own):
+            return cast("Callable[[Tensor], Tensor]", own)
+        from transformers.activations import ACT2FN
+
+        name = getattr(self.cfg, "act_fn", None)
+        if name not in ACT2FN:
+            raise UnsupportedModelError(
+                f"{self.where}.mlp has the activation function {name!r}, which is not known by that name: MLP keys "
+                f"need its derivative; use attention neurons as value neurons"
+            )
+        return ACT2FN[name]
+
+
+def weight(owner: Any, name: str, where: str) -> Tensor:
+    """A weight matrix, or :class:`UnsupportedModelError` where it is missing or packed."""
+    tensor = getattr(owner, name, None)
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        kind = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise UnsupportedModelError(
+            f"{where}.{name} of this model is not a floating-point matrix (got {kind}): neuron vectors must "
+            f"be readable; load the model unquantised, or dequantise it"
+        )
+    return tensor.detach()
+
+
+def bias(owner: Any, name: str) -> Tensor | None:
+    """A bias, or ``None`` where the model has none."""
+    tensor = getattr(owner, name, None)
+    return tensor.detach() if isinstance(tensor, Tensor) else None
+
+
+def read_norm(module: Any, cfg: Any) -> Norm:
+    """Read a norm by what it holds: gain and bias where there are any, LayerNorm or RMSNorm by configuration."""
+    inner = getattr(module, "original_component", None)
+    style = str(getattr(cfg, "normalization_type", None) or "")
+    if isinstance(module, nn.Identity) or (not style and inner is None):
+        return Norm(None, None, centred=False, eps=0.0, identity=True)
+    owner = module if inner is None else inner
+    gain = bias(owner, "w") if bias(owner, "w") is not None else bias(owner, "weight")
+    if gain is not None and getattr(cfg, "rmsnorm_uses_offset", False) and inner is not None:
+        gain = 1 + gain
+    return Norm(
+        gain=gain,
+        bias=bias(owner, "b") if bias(owner, "b") is not None else bias(owner, "bias"),
+        centred=style.startswith("LN"),
+        eps=_eps(owner, cfg),
+    )
+
+
+def _eps(owner: Any, cfg: Any) -> float:
+    for name in ("eps", "variance_epsilon"):
+        value = getattr(owner, name, None)
+        if isinstance(value, float | Tensor):
+            return float(value)
+    return float(cfg.eps)

@@ -1,0 +1,129 @@
+"""All neurons of some layers of one trace: their bounds, exact scores, coefficients and names.
+
+With ``q = N*(g)`` carried back through the frozen norm, a neuron
+with output row ``w`` and coefficient ``a`` has the upper bound ``a <q, w>`` (:mod:`tl_neuron_attr.readout`), so
+the bounds of a layer are one matrix-vector product, and all source positions of an attention neuron share it.
+
+A lower bound follows from Hoeffding's inequality: the shifted logits ``a (u_j - m)`` have mean zero under ``p``
+and are at most ``h = |a| |N(w)| R`` in size with ``R = max_j |W_U[:, j] - W_U p|``, hence
+``log E_p[exp(a (u - m))] <= min(h, h^2 / 2)`` and ``S >= a <q, w> - min(h, h^2 / 2)``.
+
+Both are widened by a slack for their own rounding and that of the scores.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from tl_neuron_attr.neurons import Kind, MLPNeuron, Neuron
+from tl_neuron_attr.numbering import Numbering, chosen_layers
+from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Bases, Readout
+from tl_neuron_attr.writes import base, coefficients, coefficients_at, directions
+
+if TYPE_CHECKING:
+    from tl_neuron_attr.trace import Trace
+
+
+def scores_of(
+    trace: "Trace", neurons: Sequence[Neuron], *, memory_budget: int = DEFAULT_MEMORY_BUDGET
+) -> Float[Tensor, " neuron"]:
+    """Exact value scores (nats) of given neurons of either kind; :class:`ValueError` for one that does not exist."""
+    readout = Readout.of(trace, memory_budget=memory_budget)
+    scores = torch.empty(len(neurons), dtype=readout.dtype)
+    kinds: tuple[Kind, ...] = ("mlp", "attn")
+    for kind in kinds:
+        mine = [i for i, neuron in enumerate(neurons) if isinstance(neuron, MLPNeuron) == (kind == "mlp")]
+        if mine:
+            layers = chosen_layers(trace, kind, [neurons[i].layer for i in mine])
+            group = Candidates(trace, readout, kind, layers)
+            scores[mine] = group.score(group.numbering.numbers(trace, [neurons[i] for i in mine]))
+    return scores
+
+
+class Candidates:
+    """The neurons of ``layers``; see the module's docstring for the bounds."""
+
+    def __init__(self, trace: "Trace", readout: Readout, kind: Kind, layers: Sequence[int]) -> None:
+        self.trace, self.readout, self.layers = trace, readout, list(layers)
+        self.kind: Kind = kind
+        vectors = [base(trace, kind, layer).to(readout.W_U.device) for layer in layers]
+        self.bases: Bases = readout.bases(torch.stack(vectors))
+        self._q = readout.adjoint(self.bases.g)
+        self.numbering = Numbering.of(trace, kind, layers)
+
+    # ---- bounds ---------------------------------------------------------------------------------------
+
+    def upper(self, index: int) -> Float[Tensor, " neuron"]:
+        """Upper bounds of the scores of layer ``layers[index]``, on the CPU."""
+        coefficient, along, slack = self._bound_parts(index)
+        bound = coefficient * along[:, :1]
+        for option in range(1, along.shape[1]):
+            bound = torch.maximum(bound, coefficient * along[:, option, None])
+        return bound.add_(slack).flatten().cpu()
+
+    def lower(self, index: int) -> Float[Tensor, " neuron"]:
+        """Lower bounds of the scores of layer ``layers[index]``, on the CPU."""
+        coefficient, along, slack = self._bound_parts(index)
+        bound = coefficient * along[:, :1]
+        for option in range(1, along.shape[1]):
+            bound = torch.minimum(bound, coefficient * along[:, option, None])
+        if not self.readout.target.is_linear:
+            rows = directions(self.trace, self.kind, self.layers[index])
+            length = self.readout.direction(rows).norm(dim=-1).to(coefficient.device)
+            h = coefficient.abs() * (length * self.readout.reach(self.bases, index).to(length))[:, None]
+            bound = bound - torch.minimum(h, h.square() / 2)
+        return bound.sub_(slack).flatten().cpu()
+
+    def _bound_parts(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Coefficients ``[row, source]``, ``<q, w>`` ``[row, option]`` and slack ``[row, source]``."""
+        coefficient = coefficients(self.trace, self.kind, self.layers[index])
+        rows = directions(self.trace, self.kind, self.layers[index])
+        q = self._q[index].to(rows.device)
+        step = max(1, self.readout.memory_budget // (16 * q.dtype.itemsize * rows.shape[1]))
+        along: list[Tensor] = []
+        length: list[Tensor] = []
+        for part in rows.split(step):
+            w = part.to(q.dtype)
+            along.append(w @ q.T)
+            length.append(w.square().sum(-1).sqrt())
+        rounding = 16 * torch.finfo(self.readout.dtype).eps
+        scale = torch.cat(length) * (rounding * q.norm(dim=-1).max())
+        return coefficient, torch.cat(along), coefficient.abs().mul_(scale[:, None]).add_(rounding)
+
+    # ---- exact scores ---------------------------------------------------------------------------------
+
+    def score(self, number: Int[Tensor, " candidate"]) -> Float[Tensor, " candidate"]:
+        """Exact scores, on the CPU; neurons that share a direction share its vocabulary product."""
+        index, row, source = self.numbering.places(number)
+        key = index * max(self.numbering.sizes) + row
+        _, first, inverse = _unique(key)
+        index_of, row_of = index[first], row[first]
+        device = self.readout.W_U.device
+        vectors = torch.empty(len(first), self.trace.view.d_model, dtype=self.readout.dtype, device=device)
+        for i in index_of.unique().tolist():
+            mine = index_of == i
+            rows = directions(self.trace, self.kind, self.layers[i])
+            vectors[mine.to(device)] = self.readout.direction(rows[row_of[mine].to(rows.device)])
+        weight = self._coefficients(index, row, source).to(device)
+        return self.readout.changes(self.bases, index_of.to(device), vectors, inverse.to(device), weight).cpu()
+
+    def coefficients_of(self, number: Int[Tensor, " candidate"]) -> Float[Tensor, " candidate"]:
+        """Coefficients, on the CPU."""
+        return self._coefficients(*self.numbering.places(number))
+
+    def _coefficients(self, index: Tensor, row: Tensor, source: Tensor) -> Tensor:
+        out = torch.empty(len(index), dtype=self.readout.dtype)
+        for i in index.unique().tolist():
+            mine = index == i
+            out[mine] = coefficients_at(self.trace, self.kind, self.layers[i], row[mine], source[mine]).cpu()
+        return out
+
+
+def _unique(key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Distinct values, the first place of each, and where each entry's value stands among them."""
+    distinct, inverse = torch.unique(key, return_inverse=True)
+    first = torch.full((len(distinct),), len(key)).scatter_reduce(0, inverse, torch.arange(len(key)), "amin")
+    return distinct, first, inverse
