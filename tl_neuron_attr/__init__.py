@@ -18,8 +18,21 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from tl_neuron_attr.ablation import ablating as ablating
+    from tl_neuron_attr.ablation import ablation_hooks as ablation_hooks
+    from tl_neuron_attr.compare import compare as compare
+    from tl_neuron_attr.curves import AblationCurve as AblationCurve
+    from tl_neuron_attr.curves import ablation_curve as ablation_curve
+    from tl_neuron_attr.effects import AblationEffect as AblationEffect
+    from tl_neuron_attr.effects import ablation_effect as ablation_effect
+    from tl_neuron_attr.links import links as links
     from tl_neuron_attr.model_view import UnsupportedModelError as UnsupportedModelError
     from tl_neuron_attr.models import load_demo_model as load_demo_model
+    from tl_neuron_attr.modes import MeanActivations as MeanActivations
+    from tl_neuron_attr.modes import ResampledActivations as ResampledActivations
+    from tl_neuron_attr.modes import Scale as Scale
+    from tl_neuron_attr.modes import SetTo as SetTo
+    from tl_neuron_attr.modes import Zero as Zero
     from tl_neuron_attr.neurons import (
         AttnNeuron as AttnNeuron,
     )
@@ -34,6 +47,8 @@ if TYPE_CHECKING:
     )
     from tl_neuron_attr.query import query_layers as query_layers
     from tl_neuron_attr.query import query_neurons as query_neurons
+    from tl_neuron_attr.recording import mean_activations as mean_activations
+    from tl_neuron_attr.recording import resample as resample
     from tl_neuron_attr.results import (
         HeadScores as HeadScores,
     )
@@ -69,9 +84,12 @@ if TYPE_CHECKING:
         value_scores as value_scores,
     )
     from tl_neuron_attr.vocab import promoted_tokens as promoted_tokens
+    from tl_neuron_attr.vocab import through_head as through_head
 
 # Public name -> the submodule that defines it.
 _HOME = {
+    "AblationCurve": "curves",
+    "AblationEffect": "effects",
     "AnyOf": "targets",
     "AttnNeuron": "neurons",
     "Contrast": "targets",
@@ -80,19 +98,33 @@ _HOME = {
     "Layer": "neurons",
     "LayerScores": "results",
     "MLPNeuron": "neurons",
+    "MeanActivations": "modes",
     "NeuronScores": "results",
     "RankedNeurons": "results",
+    "ResampledActivations": "modes",
+    "Scale": "modes",
+    "SetTo": "modes",
     "TargetError": "targets",
     "Trace": "trace",
     "UnsupportedModelError": "model_view",
+    "Zero": "modes",
+    "ablating": "ablation",
+    "ablation_curve": "curves",
+    "ablation_effect": "effects",
+    "ablation_hooks": "ablation",
+    "compare": "compare",
     "head_scores": "value",
     "layer_scores": "value",
+    "links": "links",
     "load_demo_model": "models",
+    "mean_activations": "recording",
     "position_scores": "value",
     "promoted_tokens": "vocab",
     "query_layers": "query",
     "query_neurons": "query",
     "required_hooks": "trace",
+    "resample": "recording",
+    "through_head": "vocab",
     "trace": "trace",
     "trace_continuation": "trace",
     "value_neurons": "value",
