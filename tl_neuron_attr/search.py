@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-# After the first k, candidates are scored this many at a time: enough for an efficient matrix product, few
-# enough that the tightening threshold saves most of the rest.
+# After the first k, candidates are scored this many at a time, then twice as many, and so on: few at first, since
+# the threshold rises most then, and many where the bounds are loose, since large matrix products are efficient.
 _CHUNK = 64
 _SCAN_LIMIT = 8192
 
@@ -45,16 +45,16 @@ def best_first(
     """
     pool = _Pool(sizes, bound, keep=4 * sum(sizes) <= memory_budget // 4)
     numbers, scores = torch.empty(0, dtype=torch.int64), torch.empty(0)
-    n_evaluated, threshold, limit = 0, -torch.inf, k
+    n_evaluated, threshold, limit, chunk = 0, -torch.inf, k, _CHUNK
     while True:
         candidates, bounds = pool.best(threshold, limit)
-        step = min(max(_CHUNK, k - n_evaluated), at_once)
-        for start in range(0, len(candidates), step):
-            if bounds[start] < threshold:
-                break
-            part = candidates[start : start + step]
+        start = 0
+        while start < len(candidates) and bounds[start] >= threshold:
+            part = candidates[start : start + min(max(chunk, k - n_evaluated), at_once)]
             exact = score(part)
             pool.remove(part)
+            start += len(part)
+            chunk *= 2 if n_evaluated >= k else 1
             n_evaluated += len(part)
             numbers, scores = _best(torch.cat([numbers, part]), torch.cat([scores.to(exact), exact]), k)
             threshold = float(scores[-1]) if len(scores) == k else -torch.inf
