@@ -164,10 +164,16 @@ def test_json_file_holds_everything(demo, tmp_path):
     assert [row["mlp"] for row in record["layers"]] == layers.mlp.tolist()
     assert record["heads"] == heads.to_frame().to_dict("records")
     assert len(record["prediction"]["top"]) == 5
-    for kind in ("mlp", "attn"):
-        neurons = na.value_neurons(trace, kind, k=2)
+    query = na.query_neurons(trace, na.value_neurons(trace, "attn", k=30), "mlp", k=2)
+    assert "Query neurons" in result.output
+    assert record["query_neurons"]["of_top_attn"] == 30
+    for name, neurons in (
+        ("mlp", na.value_neurons(trace, "mlp", k=2)),
+        ("attn", na.value_neurons(trace, "attn", k=2)),
+        ("query", query),
+    ):
         promoted = na.promoted_tokens(trace, neurons, k=5)
-        rows = record[f"{kind}_neurons"]["neurons"]
+        rows = record[f"{name}_neurons"]["neurons"]
         assert list(rows[0]) == [*neurons.to_frame().columns, "up", "down"]
         assert [row["coefficient"] for row in rows] == neurons.coefficients.tolist()
         for row, up, down in zip(rows, promoted.up, promoted.down, strict=True):

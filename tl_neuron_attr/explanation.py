@@ -1,4 +1,4 @@
-"""One prompt's whole story as plain data: prediction, layers, heads, and both kinds of value neurons.
+"""One prompt's whole story as plain data: prediction, layers, heads, value neurons of both kinds, query neurons.
 
 :func:`explain` runs the main job on a loaded model and gathers what the command line prints and what its
 JSON holds; :meth:`Explanation.to_json` writes it without NaN, under a schema version. Ranks count from 1: the
@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from tl_neuron_attr import serialise
+from tl_neuron_attr.query import query_neurons
 from tl_neuron_attr.ranking import Provenance, RankedNeurons, floats, integers
 from tl_neuron_attr.results import HeadScores, LayerScores
 from tl_neuron_attr.trace import Trace, trace
@@ -21,6 +22,8 @@ from tl_neuron_attr.vocab import PromotedTokens, promoted_tokens
 
 SCHEMA = "tl_neuron_attr.explanation"
 SCHEMA_VERSION = 1
+# Query neurons are those of this many attention value neurons, as in the paper.
+N_QUERIED = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Explanation:
     """What :func:`explain` found.
 
     ``predicted`` is what the model prefers, best first; ``target`` is the token that the scores are about.
+    ``query`` are the MLP neurons that activate the top 30 attention value neurons.
     """
 
     provenance: Provenance
@@ -51,6 +55,8 @@ class Explanation:
     attn: RankedNeurons
     mlp_tokens: PromotedTokens
     attn_tokens: PromotedTokens
+    query: RankedNeurons
+    query_tokens: PromotedTokens
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Strict JSON; written to ``path`` as well where one is given. All layers and all heads are in it."""
@@ -71,6 +77,7 @@ class Explanation:
             "heads": [{"layer": head.layer, "head": head.head, "score": score} for head, score in heads],
             "mlp_neurons": _neurons(self.mlp, self.mlp_tokens),
             "attn_neurons": _neurons(self.attn, self.attn_tokens),
+            "query_neurons": {"of_top_attn": N_QUERIED, **_neurons(self.query, self.query_tokens)},
         }
         return serialise.dump(record, path)
 
@@ -94,7 +101,8 @@ def explain(
         raise ValueError(f"k is {k}: ask for 1 neuron or more")
     traced = trace(model, prompt, target, position=position, convention=convention)
     mlp = value_neurons(traced, "mlp", k=k)
-    attn = value_neurons(traced, "attn", k=k)
+    attn = value_neurons(traced, "attn", k=max(k, N_QUERIED))
+    query = query_neurons(traced, attn.top(N_QUERIED), "mlp", k=k)
     best = integers(traced.log_probs.topk(min(n_tokens, len(traced.log_probs))).indices)
     return Explanation(
         provenance=traced.provenance,
@@ -104,9 +112,11 @@ def explain(
         layers=layer_scores(traced),
         heads=head_scores(traced),
         mlp=mlp,
-        attn=attn,
+        attn=attn.top(k),
         mlp_tokens=promoted_tokens(traced, mlp, k=n_tokens),
-        attn_tokens=promoted_tokens(traced, attn, k=n_tokens),
+        attn_tokens=promoted_tokens(traced, attn.top(k), k=n_tokens),
+        query=query,
+        query_tokens=promoted_tokens(traced, query, k=n_tokens),
     )
 
 

@@ -5,6 +5,7 @@ markup. Token lists are cut to whole tokens that fit.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import cast
 
 from rich import box
 from rich.cells import cell_len
@@ -13,7 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from tl_neuron_attr.explanation import Explanation, TokenPrediction
+from tl_neuron_attr.explanation import N_QUERIED, Explanation, TokenPrediction
 from tl_neuron_attr.ranking import RankedNeurons, floats
 from tl_neuron_attr.tables import quoted, strings
 from tl_neuron_attr.vocab import PromotedTokens, TokenChange
@@ -38,6 +39,8 @@ def render(found: Explanation, k: int) -> ConsoleRenderable:
         _neurons(found.mlp, found.mlp_tokens),
         _title(f"Attention neurons: {_share(found.attn)}"),
         _neurons(found.attn, found.attn_tokens),
+        _title(f"Query neurons: MLP neurons that activate the top {N_QUERIED} attention neurons"),
+        _neurons(found.query, found.query_tokens),
     )
 
 
@@ -85,17 +88,27 @@ def _neurons(ranked: RankedNeurons, promoted: PromotedTokens) -> Table:
     table.add_column("neuron", no_wrap=True)
     table.add_column("score", justify="right", no_wrap=True)
     table.add_column("coefficient", justify="right", no_wrap=True)
-    if ranked.kind == "attn":
-        table.add_column("reads", no_wrap=True, max_width=14, overflow="ellipsis")
+    place, tokens = _places(ranked)
+    if place:
+        table.add_column(place, no_wrap=True, max_width=14, overflow="ellipsis")
     table.add_column("tokens it pushes", ratio=1)
     numbers = (strings(floats(values))[0] for values in (ranked.scores, ranked.coefficients))
-    reads = ranked.table().get("source_token", [])
     for i, (score, coefficient) in enumerate(zip(*numbers, strict=True)):
         cells: list[ConsoleRenderable] = [Text(str(ranked[i])), Text(score), Text(coefficient)]
-        if ranked.kind == "attn":
-            cells.append(Text(quoted(str(reads[i]))))
+        if place:
+            cells.append(Text(quoted(tokens[i])))
         table.add_row(*cells, _Ends(promoted.up[i], promoted.down[i]))
     return table
+
+
+def _places(ranked: RankedNeurons) -> tuple[str, Sequence[str]]:
+    """The heading and the tokens of the positions that neurons read from, or write at where that varies."""
+    table = ranked.table()
+    if "pos" in ranked.columns:
+        return "at", [ranked.provenance.str_tokens[cast("int", pos)] for pos in table["pos"]]
+    if ranked.kind == "attn":
+        return "reads", [str(token) for token in table["source_token"]]
+    return "", []
 
 
 class _Ends:

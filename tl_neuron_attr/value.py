@@ -90,7 +90,7 @@ def position_scores(
     Example:
         >>> import tl_neuron_attr as na
         >>> trace = na.trace(na.load_demo_model(), "The capital of France is", " Paris")
-        >>> int(na.position_scores(trace, layer=23, head=8).argmax())
+        >>> int(na.position_scores(trace, layer=23, head=4).argmax())
         3
     """
     [layer] = chosen_layers(trace, "attn", [layer])
@@ -160,7 +160,7 @@ def value_neurons(
         >>> import tl_neuron_attr as na
         >>> trace = na.trace(na.load_demo_model(), "The capital of France is", " Paris")
         >>> str(na.value_neurons(trace, "mlp", k=5)[0])
-        'L28N1227'
+        'L27N846'
     """
     check_kind(kind)
     if method not in METHODS:

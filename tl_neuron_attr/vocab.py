@@ -86,8 +86,8 @@ def promoted_tokens(
     Example:
         >>> import tl_neuron_attr as na
         >>> trace = na.trace(na.load_demo_model(), "The capital of France is", " Paris")
-        >>> na.promoted_tokens(trace, na.value_neurons(trace, "mlp", k=1), k=1).up[0][0][0]
-        ' Paris'
+        >>> na.promoted_tokens(trace, [na.MLPNeuron(24, 1005)], k=1).up[0][0][0]
+        ' capitals'
     """
     placed = _written(trace, neurons, position)
     return _read_out(trace, placed, [vector for _, _, vector in placed], k, memory_budget)
