@@ -16,7 +16,7 @@ from tl_neuron_attr.editing import AblationHook, Observer
 from tl_neuron_attr.hooking import attached
 from tl_neuron_attr.model_view import ModelView
 from tl_neuron_attr.modes import Mode, ResampledActivations, Scale, Zero, resolve_mode
-from tl_neuron_attr.selection import Neurons, Scope, Selection, check_scope, identities, mlp_width, select
+from tl_neuron_attr.selection import Neurons, Selection, check_scope, identities, mlp_width, select
 
 HookPair: TypeAlias = tuple[str, AblationHook | Observer]
 
@@ -27,7 +27,7 @@ def ablation_hooks(
     mode: str | Mode = "zero",
     *,
     positions: Sequence[int] | None = None,
-    scope: Scope = "neuron",
+    scope: str = "neuron",
 ) -> list[HookPair]:
     """``(hook name, hook)`` pairs for ``run_with_hooks``, ``add_hook`` and ``hooks()`` of any TransformerLens model.
 
@@ -69,13 +69,17 @@ def ablating(
     mode: str | Mode = "zero",
     *,
     positions: Sequence[int] | None = None,
-    scope: Scope = "neuron",
+    scope: str = "neuron",
 ) -> Generator[tuple[AblationHook | Observer, ...]]:
     """Whatever runs in the block runs with these neurons ablated: calls, ``generate``, ``run_with_cache``.
 
     Takes and raises what :func:`ablation_hooks` does; gives the hooks, whose ``fired`` says how often each fired.
     The user's own hooks stay and see values from before the ablation where they were added before it; ours go when
     the block ends, however it ends, and do not go before (``reset_hooks()`` leaves them). Blocks nest.
+
+    ``generate`` runs one pass a token, ablated each, with its key-value cache or without. (TransformerLens 3.9 and
+    4.3 lose that cache with transformers 5.24 on many architectures, ablated or not: there pass
+    ``use_past_kv_cache=False``.)
 
     Example:
         >>> import tl_neuron_attr as na

@@ -10,7 +10,7 @@ and under ``scope="source"``, for what source ``s`` brings to position ``p`` in 
 
 Positions are absolute: with a key-value cache a pass sees only its new positions, and how many came before is read
 off the attention pattern of the same layer (keys minus queries), by an observing hook that goes with the ablating
-one.
+one. Where it cannot be read off, the hook refuses.
 """
 
 from collections.abc import Sequence
@@ -104,6 +104,12 @@ class AblationHook:
     def _first(self, pattern: Float[Tensor, "row head dest source"]) -> int:
         """The absolute position of the first one that this pass computes."""
         n_queries, n_keys = pattern.shape[-2:]
+        if self.fired > 1 and n_queries == n_keys == 1:
+            raise ValueError(
+                f"{self.name}: a pass of one position that attends to itself only is a prompt of one token (make new "
+                f"hooks for each), or a step of generate whose attention does not see the key-value cache, where "
+                f"absolute positions are unknown (and generation is wrong: use_past_kv_cache=False)"
+            )
         if self._window is not None and n_keys > n_queries and n_keys >= self._window:
             raise ValueError(
                 f"{self.name}: the key-value cache has filled the attention window of {self._window} positions, so "

@@ -20,7 +20,7 @@ from tl_neuron_attr.protocol import Protocol, Traces, sets_for, traces_of_one_mo
 from tl_neuron_attr.ranking import floats, integers
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
 from tl_neuron_attr.results import Provenance
-from tl_neuron_attr.selection import Neurons, Scope, Selection
+from tl_neuron_attr.selection import Neurons, Selection
 from tl_neuron_attr.tables import Cell
 from tl_neuron_attr.trace import Trace
 from tl_neuron_attr.variants import run_all
@@ -129,7 +129,7 @@ def ablation_effect(
     mode: str | Mode = "zero",
     *,
     positions: Sequence[int] | None = None,
-    scope: Scope = "neuron",
+    scope: str = "neuron",
     controls: int = 0,
     seed: int = 0,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,

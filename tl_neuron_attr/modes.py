@@ -46,7 +46,7 @@ class Scale:
     'scale by 2'
     """
 
-    factor: float
+    factor: float | int
 
     def __str__(self) -> str:
         return f"scale by {self.factor:g}"
@@ -64,7 +64,7 @@ class SetTo:
     'set to 0.5'
     """
 
-    value: float
+    value: float | int
 
     def __str__(self) -> str:
         return f"set to {self.value:g}"

@@ -59,7 +59,7 @@ def check_scope(scope: str) -> Scope:
     return scope  # type: ignore[return-value]  # the line above is the check
 
 
-def identities(neurons: Neurons) -> Iterator[Named]:
+def identities(neurons: object) -> Iterator[Named]:
     """Every identity, in the order given, with the predicting position that a ranking knows of it.
 
     Raises :class:`ValueError` for anything that is neither an identity nor a collection of them.
@@ -68,7 +68,7 @@ def identities(neurons: Neurons) -> Iterator[Named]:
         yield from ((neuron, neurons.provenance.position) for neuron in neurons)
     elif isinstance(neurons, MLPNeuron | AttnNeuron | Head | Layer):
         yield neurons, None
-    elif isinstance(neurons, str) or not isinstance(neurons, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+    elif isinstance(neurons, str) or not isinstance(neurons, Iterable):
         way_out = "its .top(k) is a ranking" if hasattr(neurons, "top") else "labels are read by neurons.parse"
         raise ValueError(
             f"cannot ablate {neurons!r} of type {type(neurons).__name__}: give ranked neurons, MLPNeuron, "
