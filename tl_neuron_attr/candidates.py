@@ -4,14 +4,12 @@ With ``q = N*(g)`` carried back through the frozen norm, a neuron
 with output row ``w`` and coefficient ``a`` has the upper bound ``a <q, w>`` (:mod:`tl_neuron_attr.readout`), so
 the bounds of a layer are one matrix-vector product, and all source positions of an attention neuron share it.
 
-A lower bound follows from Hoeffding's inequality: the shifted logits ``a (u_j - m)`` have mean zero under ``p``
-and are at most ``h = |a| |N(w)| R`` in size with ``R = max_j |W_U[:, j] - W_U p|``, hence
-``log E_p[exp(a (u - m))] <= min(h, h^2 / 2)`` and ``S >= a <q, w> - min(h, h^2 / 2)``.
-
-Both are widened by a slack for their own rounding and that of the scores.
+A lower bound is the upper one less what the vector's spread over the vocabulary can cost
+(:mod:`tl_neuron_attr.spread`). Both are widened by a slack for their own rounding and that of the scores.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +19,7 @@ from torch import Tensor
 from tl_neuron_attr.neurons import Kind, MLPNeuron, Neuron
 from tl_neuron_attr.numbering import Numbering, chosen_layers
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Bases, Readout
+from tl_neuron_attr.spread import Spread
 from tl_neuron_attr.writes import base, coefficients, coefficients_at, directions
 
 if TYPE_CHECKING:
@@ -71,11 +70,13 @@ class Candidates:
         for option in range(1, along.shape[1]):
             bound = torch.minimum(bound, coefficient * along[:, option, None])
         if not self.readout.target.is_linear:
-            rows = directions(self.trace, self.kind, self.layers[index])
-            length = self.readout.direction(rows).norm(dim=-1).to(coefficient.device)
-            h = coefficient.abs() * (length * self.readout.reach(self.bases, index).to(length))[:, None]
-            bound = bound - torch.minimum(h, h.square() / 2)
+            w = self.readout.direction(directions(self.trace, self.kind, self.layers[index]))
+            bound = bound - self._spread.loss(index, w, coefficient.to(w.device)).to(bound.device)
         return bound.sub_(slack).flatten().cpu()
+
+    @cached_property
+    def _spread(self) -> Spread:
+        return Spread(self.readout, self.bases)
 
     def _bound_parts(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """Coefficients ``[row, source]``, ``<q, w>`` ``[row, option]`` and slack ``[row, source]``."""

@@ -120,11 +120,11 @@ class Readout:
         keep = inputs.shape[0] * self.W_U.shape[1] * self._itemsize <= self.memory_budget // 4
         kept = self.logits(x) if keep else None
         log_z = inputs.new_full((len(inputs),), -torch.inf)
-        for block in self._blocks(len(inputs)):
+        for block in self.blocks(len(inputs)):
             log_z = torch.logaddexp(log_z, torch.logsumexp(self._logits(inputs, kept, block), -1))
         p = None if kept is None else kept.sub_(log_z[:, None]).exp_()
         expected = torch.zeros_like(inputs)
-        for block in self._blocks(len(inputs)):
+        for block in self.blocks(len(inputs)):
             expected += _product(self._p(inputs, log_z, p, block), self.W_U[:, block].T)
         options = self.unembedded(self.target.positive)
         positive = self._at_tokens(inputs, self.target.positive)
@@ -185,7 +185,7 @@ class Readout:
     ) -> Float[Tensor, " vector"]:
         """``log E_p[exp(a (u - m))]`` of every vector."""
         excess = torch.zeros_like(coefficient)
-        for block in self._blocks(len(directions)):
+        for block in self.blocks(len(directions)):
             u = _product(directions, self.W_U[:, block]).sub_(mean[:, None])
             for part in self._parts(len(rows), u.shape[1]):
                 x = u[rows[part]].mul_(coefficient[part, None]).expm1_()
@@ -205,7 +205,7 @@ class Readout:
     ) -> Float[Tensor, " vector"]:
         """``log E_p[exp(a u)]`` in log space, for vectors so large that their exponentials overflow."""
         grown = torch.full_like(coefficient, -torch.inf)
-        for block in self._blocks(len(directions)):
+        for block in self.blocks(len(directions)):
             x = self._logits(bases.inputs[base_of], None, block) - bases.log_z[base_of, None]
             x += _product(directions, self.W_U[:, block]).mul_(coefficient[:, None])
             grown = torch.logaddexp(grown, torch.logsumexp(x, -1))
@@ -220,10 +220,15 @@ class Readout:
         distinct, place = torch.unique(index, return_inverse=True)
         return self._p(bases.inputs[distinct], bases.log_z[distinct], None, block)[place]
 
+    def p_block(self, bases: Bases, index: int, block: slice) -> Float[Tensor, " token"]:
+        """``p`` of one base at the tokens of one block."""
+        one = slice(index, index + 1)
+        return self._p(bases.inputs[one], bases.log_z[one], None if bases.p is None else bases.p[one], block)[0]
+
     def reach(self, bases: Bases, index: int) -> Float[Tensor, ""]:
         """``R = max_j |W_U[:, j] - W_U p|``: how far any token's unembedding is from the expected one."""
         furthest = self.scale.new_zeros(())
-        for block in self._blocks(self.W_U.shape[0]):
+        for block in self.blocks(self.W_U.shape[0]):
             away = self.W_U[:, block].to(self.dtype) - bases.expected[index, :, None]
             furthest = torch.maximum(furthest, away.square().sum(0).amax())
         return furthest.sqrt()
@@ -238,7 +243,7 @@ class Readout:
         """How many directions to pass to :meth:`changes` in one call under the budget."""
         return max(1, min(1024, self.memory_budget // (16 * self._itemsize * self.W_U.shape[0])))
 
-    def _blocks(self, rows: int) -> Iterator[slice]:
+    def blocks(self, rows: int) -> Iterator[slice]:
         """Slices of the vocabulary for a product of ``rows`` vectors (an eighth of the budget, or less)."""
         columns = rows + (self.W_U.shape[0] if self.W_U.dtype != self.dtype else 0)
         budget = self.memory_budget // (8 * self._itemsize)
