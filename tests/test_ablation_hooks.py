@@ -19,6 +19,16 @@ from tl_neuron_attr.selection import identities, select
 pytestmark = pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
 
 
+# Sequential and parallel blocks, LayerNorm and RMSNorm, grouped query attention: every backend of each.
+FEW = [pytest.param(case, id="-".join(case)) for case in zoo.CASES if case[0] in ("gpt2", "llama_gqa", "neox")]
+
+
+@pytest.fixture(params=FEW)
+def few(request: pytest.FixtureRequest) -> zoo.ZooCase:
+    """The cases for what does not depend on the architecture."""
+    return zoo.case(*request.param)
+
+
 def logits(model: Any, tokens: Any, **kwargs: Any) -> Tensor:
     with torch.no_grad():
         return model(torch.tensor([list(tokens)]), **kwargs)
@@ -105,17 +115,17 @@ def test_a_whole_layer_leaves_exactly_its_bias(case: zoo.ZooCase, kind: str, out
     torch.testing.assert_close(cache[name], expected, rtol=0, atol=0)
 
 
-def test_every_neuron_is_its_layer_and_every_dimension_its_head(case: zoo.ZooCase) -> None:
-    model = case.model
+def test_every_neuron_is_its_layer_and_every_dimension_its_head(few: zoo.ZooCase) -> None:
+    model = few.model
     view = ModelView(model)
     every = [na.MLPNeuron(1, n) for n in range(view.W_out(1).shape[0])]
     dims = [na.AttnNeuron(0, 1, dim, 0) for dim in range(view.d_head)]
-    one = hooked(model, case.tokens, na.ablation_hooks(model, [every, dims]))
-    other = hooked(model, case.tokens, na.ablation_hooks(model, [na.Layer(1, "mlp"), na.Head(0, 1)]))
+    one = hooked(model, few.tokens, na.ablation_hooks(model, [every, dims]))
+    other = hooked(model, few.tokens, na.ablation_hooks(model, [na.Layer(1, "mlp"), na.Head(0, 1)]))
     assert torch.equal(one, other)
     heads = [na.Head(0, head) for head in range(view.n_heads)]
-    one = hooked(model, case.tokens, na.ablation_hooks(model, heads))
-    assert torch.equal(one, hooked(model, case.tokens, na.ablation_hooks(model, na.Layer(0, "attn"))))
+    one = hooked(model, few.tokens, na.ablation_hooks(model, heads))
+    assert torch.equal(one, hooked(model, few.tokens, na.ablation_hooks(model, na.Layer(0, "attn"))))
 
 
 def test_two_sets_together_are_their_union(case: zoo.ZooCase) -> None:
@@ -166,9 +176,9 @@ def test_rows_of_a_batch_are_the_variants_alone(case: zoo.ZooCase) -> None:
         torch.testing.assert_close(row, alone, rtol=0, atol=2e-5)  # a batch rounds otherwise than one row
 
 
-def test_one_set_applies_to_every_row_of_a_batch(case: zoo.ZooCase) -> None:
-    model = case.model
-    prompts = [list(case.tokens), list(case.tokens[::-1])]
+def test_one_set_applies_to_every_row_of_a_batch(few: zoo.ZooCase) -> None:
+    model = few.model
+    prompts = [list(few.tokens), list(few.tokens[::-1])]
     neurons = [na.Head(0, 1), na.MLPNeuron(1, 3), na.AttnNeuron(1, 2, 3, 2)]
     for options in ({}, {"scope": "source", "positions": [5]}):
         with na.ablating(model, neurons, **options), torch.no_grad():  # type: ignore[arg-type]
@@ -190,19 +200,19 @@ def test_scale_by_one_changes_nothing_bit_for_bit(case: zoo.ZooCase, options: di
         assert torch.equal(hooked(model, case.tokens, hooks), logits(model, case.tokens))
 
 
-def test_scale_by_zero_is_zero_and_set_writes_its_value(case: zoo.ZooCase) -> None:
-    model = case.model
+def test_scale_by_zero_is_zero_and_set_writes_its_value(few: zoo.ZooCase) -> None:
+    model = few.model
     neurons = [na.MLPNeuron(0, 3), na.Head(1, 1)]
-    zero = hooked(model, case.tokens, na.ablation_hooks(model, neurons, "zero"))
-    assert torch.equal(zero, hooked(model, case.tokens, na.ablation_hooks(model, neurons, na.Zero())))
-    assert torch.equal(zero, hooked(model, case.tokens, na.ablation_hooks(model, neurons, na.Scale(0))))
-    assert torch.equal(zero, hooked(model, case.tokens, na.ablation_hooks(model, neurons, na.SetTo(0))))
+    zero = hooked(model, few.tokens, na.ablation_hooks(model, neurons, "zero"))
+    assert torch.equal(zero, hooked(model, few.tokens, na.ablation_hooks(model, neurons, na.Zero())))
+    assert torch.equal(zero, hooked(model, few.tokens, na.ablation_hooks(model, neurons, na.Scale(0))))
+    assert torch.equal(zero, hooked(model, few.tokens, na.ablation_hooks(model, neurons, na.SetTo(0))))
     by_hand = [
         ("blocks.0.mlp.hook_post", write((..., 3), 0.7)),
         ("blocks.1.attn.hook_z", write((..., 1, slice(None)), 0.7)),
     ]
-    expected = hooked(model, case.tokens, by_hand)
-    assert torch.equal(hooked(model, case.tokens, na.ablation_hooks(model, neurons, na.SetTo(0.7))), expected)
+    expected = hooked(model, few.tokens, by_hand)
+    assert torch.equal(hooked(model, few.tokens, na.ablation_hooks(model, neurons, na.SetTo(0.7))), expected)
 
 
 def write(where: Any, value: Any) -> Callable[..., Tensor]:
@@ -223,40 +233,40 @@ POST, Z = "blocks.1.mlp.hook_post", "blocks.1.attn.hook_z"
 PROMPTS = ([5, 17, 42, 8, 63], [9, 9], [3, 14, 15, 92, 65, 35, 8], [7, 81])
 
 
-def test_mean_is_over_all_positions_of_prompts_of_unequal_length(case: zoo.ZooCase) -> None:
-    model = case.model
+def test_mean_is_over_all_positions_of_prompts_of_unequal_length(few: zoo.ZooCase) -> None:
+    model = few.model
     seen = [activations(model, prompt, POST, Z) for prompt in PROMPTS]
     post = torch.cat([cache[POST][0] for cache in seen]).mean(0)
     z = torch.cat([cache[Z][0] for cache in seen]).mean(0)
     by_hand = [(POST, write((..., 4), post[4])), (Z, write((..., 2, slice(None)), z[2]))]
-    expected = hooked(model, case.tokens, by_hand)
+    expected = hooked(model, few.tokens, by_hand)
     neurons = [na.MLPNeuron(1, 4), na.Head(1, 2)]
     mode = na.mean_activations(model, PROMPTS)
     assert mode.n_positions == 16
-    assert moved(expected, logits(model, case.tokens))
+    assert moved(expected, logits(model, few.tokens))
     for _ in range(2):  # computed once, reusable
         torch.testing.assert_close(
-            hooked(model, case.tokens, na.ablation_hooks(model, neurons, mode)), expected, rtol=0, atol=1e-5
+            hooked(model, few.tokens, na.ablation_hooks(model, neurons, mode)), expected, rtol=0, atol=1e-5
         )
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_mean_excludes_padding(case: zoo.ZooCase, side: str) -> None:
+def test_mean_excludes_padding(few: zoo.ZooCase, side: str) -> None:
     longest = max(map(len, PROMPTS))
     tokens, mask = torch.full((len(PROMPTS), longest), 1), torch.zeros(len(PROMPTS), longest, dtype=torch.int64)
     for row, prompt in enumerate(PROMPTS):
         span = slice(0, len(prompt)) if side == "right" else slice(longest - len(prompt), None)
         tokens[row, span], mask[row, span] = torch.tensor(prompt), 1
-    padded = na.mean_activations(case.model, tokens, attention_mask=mask)
-    plain = na.mean_activations(case.model, PROMPTS)
+    padded = na.mean_activations(few.model, tokens, attention_mask=mask)
+    plain = na.mean_activations(few.model, PROMPTS)
     assert padded.n_positions == plain.n_positions
     for name, mean in plain.means.items():
         torch.testing.assert_close(padded.means[name], mean, rtol=0, atol=1e-6)
 
 
-def test_mean_can_skip_the_first_positions(case: zoo.ZooCase) -> None:
-    cache = [activations(case.model, prompt, POST)[POST][0, 1:] for prompt in PROMPTS]
-    mode = na.mean_activations(case.model, PROMPTS, skip_first=1)
+def test_mean_can_skip_the_first_positions(few: zoo.ZooCase) -> None:
+    cache = [activations(few.model, prompt, POST)[POST][0, 1:] for prompt in PROMPTS]
+    mode = na.mean_activations(few.model, PROMPTS, skip_first=1)
     torch.testing.assert_close(mode.means[POST], torch.cat(cache).mean(0), rtol=0, atol=1e-5)
 
 
@@ -277,13 +287,13 @@ def test_resample_takes_the_other_prompts_values(case: zoo.ZooCase) -> None:
     assert torch.equal(hooked(model, case.tokens, na.ablation_hooks(model, neurons, one)), expected)
 
 
-def test_resample_refuses_positions_that_the_other_prompt_lacks(case: zoo.ZooCase) -> None:
-    mode = na.resample(case.model, [4, 5, 6])
+def test_resample_refuses_positions_that_the_other_prompt_lacks(few: zoo.ZooCase) -> None:
+    mode = na.resample(few.model, [4, 5, 6])
     with pytest.raises(
         ValueError, match=r"position 6 is to be ablated, but the other prompt has 3 tokens: give posit"
     ):
-        hooked(case.model, case.tokens, na.ablation_hooks(case.model, na.MLPNeuron(0, 1), mode))
-    hooked(case.model, case.tokens, na.ablation_hooks(case.model, na.MLPNeuron(0, 1), mode, positions=[2]))
+        hooked(few.model, few.tokens, na.ablation_hooks(few.model, na.MLPNeuron(0, 1), mode))
+    hooked(few.model, few.tokens, na.ablation_hooks(few.model, na.MLPNeuron(0, 1), mode, positions=[2]))
 
 
 # Positions and sources
@@ -326,24 +336,24 @@ def test_source_scope_takes_away_one_sources_share(case: zoo.ZooCase) -> None:
     torch.testing.assert_close(doubled, hooked(model, case.tokens, twice), rtol=1e-5, atol=1e-4)
 
 
-def test_source_scope_of_a_ranking_knows_the_predicting_position(case: zoo.ZooCase) -> None:
-    model = case.model
-    ranked = na.value_neurons(na.trace(model, list(case.tokens), position=4), "attn", k=5)
+def test_source_scope_of_a_ranking_knows_the_predicting_position(few: zoo.ZooCase) -> None:
+    model = few.model
+    ranked = na.value_neurons(na.trace(model, list(few.tokens), position=4), "attn", k=5)
     hooks = na.ablation_hooks(model, ranked, scope="source")
     given = na.ablation_hooks(model, ranked.ids, scope="source", positions=[4])
-    out = hooked(model, case.tokens, hooks)
-    assert torch.equal(out, hooked(model, case.tokens, given))
-    plain = logits(model, case.tokens)
+    out = hooked(model, few.tokens, hooks)
+    assert torch.equal(out, hooked(model, few.tokens, given))
+    plain = logits(model, few.tokens)
     assert torch.equal(out[:, :4], plain[:, :4])
     assert moved(out[:, 4], plain[:, 4])
 
 
-def test_a_source_inside_an_ablated_head_is_not_taken_away_twice(case: zoo.ZooCase) -> None:
-    model = case.model
+def test_a_source_inside_an_ablated_head_is_not_taken_away_twice(few: zoo.ZooCase) -> None:
+    model = few.model
     both = [na.Head(1, 2), na.AttnNeuron(1, 2, 3, 1)]
     hooks = na.ablation_hooks(model, both, scope="source", positions=[6])
     head = na.ablation_hooks(model, na.Head(1, 2), positions=[6])
-    assert torch.equal(hooked(model, case.tokens, hooks), hooked(model, case.tokens, head))
+    assert torch.equal(hooked(model, few.tokens, hooks), hooked(model, few.tokens, head))
 
 
 # generate

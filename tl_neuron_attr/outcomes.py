@@ -84,7 +84,7 @@ class Outcomes:
     @staticmethod
     def before(traces: "Sequence[Trace]") -> "Outcomes":
         """The outcomes of the traced predictions themselves, ``[trace]``."""
-        return Outcomes.stack([Outcomes.of(trace.log_probs[None], trace.target)[0] for trace in traces])
+        return Outcomes.cat([Outcomes.of(trace.log_probs[None], trace.target) for trace in traces])
 
     @staticmethod
     def stack(parts: Sequence["Outcomes"]) -> "Outcomes":
@@ -134,7 +134,7 @@ def summarise(before: Outcomes, after: Outcomes, controls: Outcomes, seed: int) 
     return tuple(_summary(metric, before, after, controls, seed) for metric in METRICS)
 
 
-def percent(before: float, change: float) -> float | None:
+def percent(before: float | int, change: float | int) -> float | None:
     """The change in per cent of the size of what was there before."""
     return None if before == 0 else 100 * change / abs(before)
 
