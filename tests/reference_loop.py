@@ -94,9 +94,7 @@ class Loop:
     def mlp_coefficient(self, layer: int, neuron: int) -> float:
         return float(self.recording.layers[layer].mlp_act[self.position, neuron])
 
-    def attn_coefficient(
-        self, layer: int, head: int, dim: int, source: int, dest: int | None = None
-    ) -> float:
+    def attn_coefficient(self, layer: int, head: int, dim: int, source: int, dest: int | None = None) -> float:
         record = self.recording.layers[layer]
         kv = self._kv_head(record, head)
         value = record.value[source, kv, dim]
@@ -211,9 +209,7 @@ class Loop:
         total += sum(self.recording.layers[i].mlp_out[position] @ k for i in range(n_mlp))
         return k, float(total)
 
-    def query_layers(
-        self, neurons: dict[tuple, float], key: str = "linearised"
-    ) -> tuple[float, Array, Array]:
+    def query_layers(self, neurons: dict[tuple, float], key: str = "linearised") -> tuple[float, Array, Array]:
         """Embedding, attention [layer] and MLP [layer], for value neurons given as {id: score}."""
         embed, n_layers = 0.0, len(self.recording.layers)
         attn, mlp = np.zeros(n_layers), np.zeros(n_layers)

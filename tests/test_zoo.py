@@ -9,9 +9,7 @@ from reference_forward import record
 
 def test_the_backends_of_this_version_exist() -> None:
     assert zoo.HOOKED or zoo.BRIDGE
-    assert set(zoo.BACKENDS) >= (
-        {"hooked", "hooked_processed"} if zoo.HOOKED else {"bridge", "bridge_compat"}
-    )
+    assert set(zoo.BACKENDS) >= ({"hooked", "hooked_processed"} if zoo.HOOKED else {"bridge", "bridge_compat"})
 
 
 def test_reproduces_the_hugging_face_log_probabilities(case: zoo.ZooCase) -> None:
@@ -31,9 +29,7 @@ def test_values_and_activations_are_those_of_the_recording(name: str, backend: s
     for layer, expected in enumerate(recording.layers):
         value = expected.value - (0 if case.value_constant else expected.value_constant)
         np.testing.assert_allclose(cache[f"blocks.{layer}.attn.hook_v"][0].numpy(), value, atol=1e-10)
-        np.testing.assert_allclose(
-            cache[f"blocks.{layer}.mlp.hook_post"][0].numpy(), expected.mlp_act, atol=1e-10
-        )
+        np.testing.assert_allclose(cache[f"blocks.{layer}.mlp.hook_post"][0].numpy(), expected.mlp_act, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", zoo.NAMES)
