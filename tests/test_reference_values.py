@@ -6,7 +6,6 @@ value constants are folded away, see test_against_loop.py), so those backends ar
 
 import functools
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -110,16 +109,8 @@ def demo_trace(backend: str) -> Any:
     return na.trace(model, expected["tokens"], convention="paper")
 
 
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("backend", DEMO_BACKENDS)
-def test_smollm2(backend: str, two_threads: None) -> None:
+def test_smollm2(backend: str) -> None:
     expected, trace = values("smollm2", "paper"), demo_trace(backend)
     assert trace.target.positive == (expected["target"],)
     check_layers(trace, expected, 1e-4)
@@ -129,7 +120,7 @@ def test_smollm2(backend: str, two_threads: None) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mlp", "attn"])
-def test_smollm2_sums(kind: str, two_threads: None) -> None:
+def test_smollm2_sums(kind: str) -> None:
     """Over all 46,080 or 86,400 neurons, on one backend: every product with the vocabulary takes a while.
 
     The reference rounds log p(base) to float32 once for all neurons of a layer, which does not average out:
