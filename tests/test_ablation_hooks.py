@@ -309,12 +309,14 @@ def test_positions_restrict(case: zoo.ZooCase) -> None:
     assert [hook.fired for _, hook in hooks] == [1] * 4
 
 
-def test_source_scope_takes_away_one_sources_share(case: zoo.ZooCase) -> None:
+@pytest.mark.parametrize("head", [1, 2, 3])
+def test_source_scope_takes_away_one_sources_share(case: zoo.ZooCase, head: int) -> None:
+    """Of 6 query heads over 2 key-value heads, 1 and 2 read the first one's values, 3 the second one's."""
     model = case.model
     pattern, v = "blocks.1.attn.hook_pattern", "blocks.1.attn.hook_v"
     cache = activations(model, case.tokens, pattern, v, Z)
     n_heads, n_values = cache[pattern].shape[1], cache[v].shape[2]
-    head, dim, dest = n_heads - 1, 3, 6
+    dim, dest = 3, 6
     shares = [
         cache[pattern][0, head, dest, source] * cache[v][0, source, head * n_values // n_heads, dim]
         for source in range(dest + 1)
@@ -386,19 +388,44 @@ def sees_cache(model: Any, tokens: Any) -> bool:
     return widths[-1] > 1
 
 
+def last_streams(model: Any, tokens: Any, use_cache: bool) -> list[Tensor]:
+    """The residual stream after block 1 at the last position of every pass of generate."""
+    streams: list[Tensor] = []
+
+    def look(tensor: Tensor, hook: Any) -> None:
+        streams.append(tensor[0, -1].clone())
+
+    with model.hooks(fwd_hooks=[("blocks.1.hook_resid_post", look)]):
+        generated(model, tokens, use_cache)
+    return streams
+
+
 def test_positions_are_absolute_in_cached_steps_or_refused(case: zoo.ZooCase) -> None:
     """Position 8 is the second token generated, a pass of its own with the cache."""
     model = case.model
     neurons = [na.Layer(0, "mlp"), na.Layer(1, "mlp"), na.Head(1, 1)]
-    with na.ablating(model, neurons, positions=[2, 8]):
-        plain = generated(model, case.tokens, False)
     visible = sees_cache(model, case.tokens)
     with na.ablating(model, neurons, positions=[2, 8]):
+        expected = last_streams(model, case.tokens, False)
+    with na.ablating(model, neurons, positions=[2, 8]):
         if visible:
-            assert generated(model, case.tokens, True) == plain
+            for found, stream in zip(last_streams(model, case.tokens, True), expected, strict=True):
+                torch.testing.assert_close(found, stream, rtol=0, atol=1e-4)
         else:
             with pytest.raises(ValueError, match="whose attention does not see the key-value cache"):
                 generated(model, case.tokens, True)
+
+
+def test_a_source_is_out_of_reach_in_a_cached_step(case: zoo.ZooCase) -> None:
+    model = case.model
+    message = "values of earlier positions are no longer there" if sees_cache(model, case.tokens) else "does not see"
+    with na.ablating(model, na.AttnNeuron(1, 1, 2, 3), scope="source", positions=[8]):
+        generated(model, case.tokens, False)
+    with (
+        na.ablating(model, na.AttnNeuron(1, 1, 2, 3), scope="source", positions=[8]),
+        pytest.raises(ValueError, match=message),
+    ):
+        generated(model, case.tokens, True)
 
 
 # Refusals
@@ -472,3 +499,17 @@ def test_labels() -> None:
     assert repr(hook) == "AblationHook(blocks.1.attn.hook_z, 8 units, scale by 2, fired 0 times)"
     assert str(na.mean_activations(model, [[4, 5], [6]])) == "mean over 3 positions of 2 prompts"
     assert str(na.resample(model, [4, 5], position=-1)) == "resample from 't4t5', position 1"
+
+
+def test_a_cache_that_forgets_positions_is_refused() -> None:
+    """Beyond a sliding window, keys minus queries no longer counts the positions before this one."""
+    [(_, observer), (_, hook)] = na.ablation_hooks(
+        zoo.case("gpt2", zoo.BACKENDS[0]).model, na.MLPNeuron(0, 3), positions=[4]
+    )
+    hook._window = 6
+    for n_keys, expected in ((4, 1.0), (5, 0.0)):
+        observer(torch.zeros(1, 4, 1, n_keys), hook=None)
+        assert hook(torch.ones(1, 1, 72), hook=None)[0, 0, 3] == expected
+    observer(torch.zeros(1, 4, 1, 6), hook=None)
+    with pytest.raises(ValueError, match="filled the attention window of 6 positions"):
+        hook(torch.ones(1, 1, 72), hook=None)
