@@ -6,7 +6,6 @@ convention. What stays the same is the rest: layers' parts, MLP neurons, streams
 """
 
 import functools
-import itertools
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -174,7 +173,7 @@ def test_each_value_neuron_alone() -> None:
 
 @pytest.mark.parametrize("which", ["mlp", "attn"])
 def test_float32(case: zoo.ZooCase, which: str) -> None:
-    """A share's rounding grows with one over the cosine of key and stream, so neurons with small ones are left out."""
+    """A share's rounding grows with one over the cosine of key and stream: neurons with small ones are left out."""
     question, processed = "any-paper" if which == "attn" else "top-exact", case.backend not in zoo.UNPROCESSED
     reference, values = loop(case.name, question, processed), value_set(case.name, question, processed, which)
     values = {i: score for i, score in values.items() if abs(reference.cosine(i)) > 0.05}
