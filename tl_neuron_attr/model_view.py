@@ -19,6 +19,9 @@ from tl_neuron_attr.block_view import BlockView, UnsupportedModelError, bias, re
 from tl_neuron_attr.norms import Norm
 from tl_neuron_attr.tokens import Tokens
 
+# Configuration fields that Hugging Face models read for dropout without a module of its own.
+_FUNCTIONAL_DROPOUT = ("attention_dropout", "attn_pdrop", "resid_pdrop", "hidden_dropout", "dropout")
+
 __all__ = ["ModelView", "UnsupportedModelError"]
 
 
@@ -104,9 +107,10 @@ class ModelView:
             if isinstance(module, nn.Dropout) and module.training and module.p > 0
         }
         hf_config = getattr(getattr(self.model, "original_model", None), "config", None)
-        for name, value in vars(hf_config).items() if hf_config is not None else ():
-            if ("drop" in name) and isinstance(value, float) and value > 0:
-                rates[f"config.{name}"] = value
+        for name in _FUNCTIONAL_DROPOUT:
+            value = getattr(hf_config, name, None)
+            if isinstance(value, float | int) and value > 0:
+                rates[f"config.{name}"] = float(value)
         if rates:
             where, rate = next(iter(rates.items()))
             raise ValueError(
