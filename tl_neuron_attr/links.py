@@ -72,4 +72,4 @@ def _seen(trace: "Trace", queries: tuple[Neuron, ...], group: Keys) -> Tensor:
         same_layer = group.reads_attn and not isinstance(neuron, MLPNeuron)
         early = neuron.layer < group.layer + same_layer
         seen.append(float(coefficients_along(trace, neuron, pos)[0]) if early else 0.0)
-    return torch.tensor(seen)
+    return torch.tensor(seen, dtype=trace.view.compute_dtype)

@@ -99,17 +99,15 @@ class ModelView:
 
     def check_ready(self) -> None:
         """Raise :class:`ValueError` if a forward pass would be random (training mode with dropout)."""
-        if not self.model.training:
-            return
+        original = getattr(self.model, "original_model", None)
         rates = {
             name: module.p
             for name, module in self.model.named_modules()
             if isinstance(module, nn.Dropout) and module.training and module.p > 0
         }
-        hf_config = getattr(getattr(self.model, "original_model", None), "config", None)
         for name in _FUNCTIONAL_DROPOUT:
-            value = getattr(hf_config, name, None)
-            if isinstance(value, float | int) and value > 0:
+            value = getattr(getattr(original, "config", None), name, None)
+            if getattr(original, "training", False) and isinstance(value, float | int) and value > 0:
                 rates[f"config.{name}"] = float(value)
         if rates:
             where, rate = next(iter(rates.items()))
@@ -142,12 +140,19 @@ class ModelView:
 
     def own_logits(self, resid: Float[Tensor, " d_model"]) -> Float[Tensor, " d_vocab"]:
         """What the model's own final norm and unembedding make of a final residual (no hook of anyone fires)."""
-        norm = copy.deepcopy(self.model.ln_final)
-        for module in norm.modules():
-            module._forward_hooks.clear()
-            module._forward_pre_hooks.clear()
+        norm = _without_hooks(self.model.ln_final)
         with torch.no_grad():
             return norm(resid[None, None])[0, 0] @ self.W_U + (0 if self.b_U is None else self.b_U)
+
+    def embeddings(self, tokens: Int[Tensor, " pos"]) -> list[Float[Tensor, "pos d_model"]]:
+        """What ``hook_embed`` may hold for these tokens: rows of ``W_E``, or those normalised (Bloom)."""
+        rows = self.W_E[tokens.to(self.device)].to(self.compute_dtype)
+        norm = getattr(self.model, "embed_ln", None) or getattr(getattr(self.model, "embed", None), "ln", None)
+        if norm is None:
+            return [rows]
+        read = read_norm(norm, self.cfg)
+        normalised = read.linear(rows, read.scale(rows))
+        return [rows, normalised if read.bias is None else normalised + read.bias.to(normalised)]
 
     @property
     def device(self) -> torch.device:
@@ -195,3 +200,14 @@ class ModelView:
         if refusal is not None:
             raise UnsupportedModelError(refusal)
         return self.block(layer).W_out
+
+
+def _without_hooks(module: nn.Module) -> nn.Module:
+    """A copy of a small module that nobody's hooks are on; the hooks themselves are not copied."""
+    memo: dict[int, Any] = {}
+    for part in module.modules():
+        for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "fwd_hooks", "bwd_hooks", "ctx"):
+            held = getattr(part, name, None)
+            if held is not None:
+                memo[id(held)] = type(held)()
+    return copy.deepcopy(module, memo)

@@ -168,6 +168,18 @@ class Readout:
         ``directions`` are ``N(w)``; several vectors may share one, whose product with the vocabulary is then
         computed once.
         """
+        n_vectors, missing = len(rows), max(0, 2 - len(rows))
+        rows = torch.cat([rows, rows.new_zeros(missing)])
+        coefficient = torch.cat([coefficient, coefficient.new_zeros(missing)])
+        missing = max(0, _MIN_ROWS - len(directions))
+        directions = torch.cat([directions, directions.new_zeros(missing, directions.shape[1])])
+        base_of = torch.cat([base_of, base_of.new_zeros(missing)])
+        return self._changes(bases, base_of, directions, rows, coefficient)[:n_vectors]
+
+    def _changes(
+        self, bases: Bases, base_of: Tensor, directions: Tensor, rows: Tensor, coefficient: Tensor
+    ) -> Float[Tensor, " vector"]:
+        """:meth:`changes` of at least two vectors along enough directions that every score rounds alike."""
         options = self.unembedded(self.target.positive)
         if self.target.is_linear:
             against = self.unembedded(self.target.negative)
@@ -252,7 +264,10 @@ class Readout:
     def _parts(self, rows: int, width: int) -> Iterator[slice]:
         """Slices of the vectors scored against one block, small enough for a processor's cache."""
         budget = self.memory_budget // (8 * self._itemsize)
-        yield from _slices(rows, min(budget, _CACHED_ENTRIES) // max(width, 1))
+        step = min(budget, max(_CACHED_ENTRIES, 4 * width)) // max(width, 1)
+        # Parts of nearly equal length: a sum over one row alone would round in another order than among others.
+        n_parts = -(-rows // max(1, step))
+        yield from _slices(rows, -(-rows // n_parts))
 
 
 def _slices(length: int, step: int) -> Iterator[slice]:

@@ -6,7 +6,7 @@ text they are given. No tokenizer is needed where ids are given.
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -59,13 +59,18 @@ class Tokens:
         if not prompt:
             raise ValueError("the prompt is empty: give at least one token to predict from")
         options = {} if prepend_bos is None else {"prepend_bos": prepend_bos}
-        return self._model.to_tokens(prompt, **options)[0].detach().to("cpu", torch.int64)
+        return self._model.to_tokens(prompt, truncate=False, **options)[0].detach().to("cpu", torch.int64)
 
-    def _given_ids(self, prompt: Prompt, prepend_bos: bool | None) -> Tensor:
+    def _given_ids(self, prompt: Any, prepend_bos: bool | None) -> Tensor:
         if prepend_bos is not None:
             raise ValueError(
                 f"prepend_bos={prepend_bos} was given with token ids: ids are used as they are; add or remove the "
                 f"BOS token in the list itself"
+            )
+        if not isinstance(prompt, Tensor | Iterable):
+            raise ValueError(
+                f"the prompt is {prompt!r}: give one string, a list of token ids, or a tensor of ids of shape "
+                f"[pos] or [1, pos]"
             )
         if not isinstance(prompt, Tensor):
             items = [self.as_index(token) for token in prompt]
@@ -86,25 +91,42 @@ class Tokens:
             )
         return ids.detach().to("cpu", torch.int64).clone()
 
-    def continuation_ids(self, continuation: str | Sequence[int]) -> Int[Tensor, " pos"]:
-        """Token ids of an answer that follows a prompt: a string (no BOS is added) or a list of ids."""
+    def continuation_ids(
+        self, continuation: str | Sequence[int], start: Int[Tensor, " pos"]
+    ) -> Int[Tensor, " answer"]:
+        """Token ids of an answer that follows the prompt ``start``: a string (no BOS is added) or a list of ids."""
         if isinstance(continuation, str):
             if self._tokenizer is None:
                 raise ValueError("the model has no tokenizer: give the continuation as token ids")
-            ids = torch.tensor(self._spelled(continuation), dtype=torch.int64)
+            ids = torch.tensor(self._spelled(continuation, int(start[-1])), dtype=torch.int64)
         else:
             ids = self._given_ids(continuation, None)
         if ids.numel() == 0:
             raise ValueError("the continuation is empty: give at least one token to attribute to")
         return ids
 
-    def _spelled(self, text: str) -> list[int]:
-        """Ids whose strings join to ``text``, also with a tokenizer that adds a space before every text."""
-        for given in (text, text[1:] if text.startswith(" ") else text):
-            ids = self._pieces(given)
-            if "".join(self.text(token) for token in ids) == text:
+    def _spelled(self, text: str, last: int) -> list[int]:
+        """Ids that read as ``text`` after the token ``last``.
+
+        A tokenizer may put a space before every text it is given, so the text is also tried without its own first
+        space, and behind a letter, a stop and a line break, which are then taken away again.
+        """
+        tries = [self._pieces(text), self._pieces(text[1:]) if text.startswith(" ") else []]
+        for anchor in ("x", ".", "\n"):
+            head, whole = self._pieces(anchor), self._pieces(anchor + text)
+            tries.append(whole[len(head) :] if whole[: len(head)] == head else [])
+        before = self._decode([last])
+        for ids in tries:
+            if ids and self._decode([last, *ids]) == before + text:
                 return ids
-        return self._pieces(text)
+        if not text:
+            return []
+        raise ValueError(
+            f"no tokens of this tokenizer read as {text!r} after the prompt: give the continuation as ids"
+        )
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
     @staticmethod
     def as_index(token: object) -> int | None:
@@ -123,8 +145,7 @@ class Tokens:
         piece = self._piece(token)
         if piece is None:
             return f"[{token}]"
-        text = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
-        return f" {text}" if piece.startswith(_SPACE) and not text.startswith(" ") else text
+        return piece.replace(_SPACE, " ") if _SPACE in piece else self._decode([token])
 
     def quoted(self, token: int) -> str:
         """The token's string in quotes, so that a leading space shows; ``[id]`` without a tokenizer."""
@@ -146,22 +167,30 @@ class Tokens:
             raise UnknownTokenError(f"the model has no tokenizer to look up {text!r}: give the target as a token id")
         if not text:
             raise UnknownTokenError("the target is an empty string: give a string of one token, or a token id")
-        pieces = self._pieces(text)
-        spaced = self._pieces(text[1:]) if text.startswith(" ") else []
-        by_name = self._tokenizer.convert_tokens_to_ids(text)
-        candidates = [*(ids[0] for ids in (pieces, spaced) if len(ids) == 1), by_name]
-        for token in candidates:
-            if isinstance(token, int) and 0 <= token < self.d_vocab and self.text(token) == text:
-                return token
-        raise UnknownTokenError(self._no_single_token(text, pieces))
+        found = self._find(text)
+        if found is not None:
+            return found
+        raise UnknownTokenError(self._no_single_token(text))
+
+    def _find(self, text: str) -> int | None:
+        """The token whose string is ``text``: as the tokenizer cuts it, by name, or one byte of it."""
+        tries = [self._pieces(text), self._pieces(text[1:]) if text.startswith(" ") else []]
+        names = [text, text.replace(" ", _SPACE), *(f"<0x{byte:02X}>" for byte in text.encode()[:1])]
+        candidates: list[Any] = [ids[0] for ids in tries if len(ids) == 1]
+        candidates += [self._tokenizer.convert_tokens_to_ids(name) for name in names]
+        if "\ufffd" in text:  # what a part of a letter is shown as stands for many tokens
+            return None
+        matching = (t for t in candidates if isinstance(t, int) and 0 <= t < self.d_vocab and self.text(t) == text)
+        return next(matching, None)
 
     def _pieces(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
-    def _no_single_token(self, text: str, pieces: list[int]) -> str:
-        unknown = self._tokenizer.unk_token_id
-        if len(pieces) == 1 or (unknown is not None and unknown in pieces):
-            hint = "" if text.startswith(" ") else f" (did you mean {' ' + text!r}, with its leading space?)"
+    def _no_single_token(self, text: str) -> str:
+        pieces, unknown = self._pieces(text), self._tokenizer.unk_token_id
+        if len(pieces) < 2 or (unknown is not None and unknown in pieces):
+            spaced = " " + text
+            hint = f" (did you mean {spaced!r}, with its leading space?)" if self._find(spaced) is not None else ""
             return f"target {text!r} is not a token of this model's vocabulary{hint}"
         listed = ", ".join(self.quoted(token) for token in pieces)
         return (

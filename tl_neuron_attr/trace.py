@@ -158,7 +158,7 @@ def trace_continuation(
         ["' Paris'", "'.'"]
     """
     view, vocabulary, start = _prepare(model, prompt, convention, prepend_bos)
-    answer = vocabulary.continuation_ids(continuation)
+    answer = vocabulary.continuation_ids(continuation, start)
     tokens = vocabulary.prompt_ids(torch.cat([start, answer[:-1]]), None)
     first = len(start) - 1
     dests = list(range(first, first + len(answer)))

@@ -4,8 +4,8 @@
 
 For each prompt whose answer is one token and in the model's top 10: the query neurons (MLP, first two thirds of the
 layers) of the top 100 attention and top 100 MLP value neurons are ranked for the right answer; the top ones are zeroed
-at every position, beside as many random neurons of the same layers. Printed: the fall of the answer's log-probability (nats),
-mean and standard deviation over prompts, for both, and on how many prompts the fall is the larger one.
+at every position, beside as many random neurons of the same layers. Printed: the fall of the log-probability
+(nats), mean and standard deviation over prompts, for both, and on how many prompts the fall is the larger one.
 """
 
 import argparse
