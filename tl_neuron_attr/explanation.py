@@ -101,8 +101,9 @@ def explain(
         raise ValueError(f"k is {k}: ask for 1 neuron or more")
     traced = trace(model, prompt, target, position=position, convention=convention)
     mlp = value_neurons(traced, "mlp", k=k)
-    attn = value_neurons(traced, "attn", k=max(k, N_QUERIED))
-    query = query_neurons(traced, attn.top(N_QUERIED), "mlp", k=k)
+    attn = value_neurons(traced, "attn", k=k)
+    queried = attn.top(N_QUERIED) if k >= N_QUERIED else value_neurons(traced, "attn", k=N_QUERIED)
+    query = query_neurons(traced, queried, "mlp", k=k)
     best = integers(traced.log_probs.topk(min(n_tokens, len(traced.log_probs))).indices)
     return Explanation(
         provenance=traced.provenance,
@@ -112,9 +113,9 @@ def explain(
         layers=layer_scores(traced),
         heads=head_scores(traced),
         mlp=mlp,
-        attn=attn.top(k),
+        attn=attn,
         mlp_tokens=promoted_tokens(traced, mlp, k=n_tokens),
-        attn_tokens=promoted_tokens(traced, attn.top(k), k=n_tokens),
+        attn_tokens=promoted_tokens(traced, attn, k=n_tokens),
         query=query,
         query_tokens=promoted_tokens(traced, query, k=n_tokens),
     )

@@ -2,10 +2,11 @@
 
     python tests/benchmarks/query_ablation.py [--sizes 10 50 100] [--controls 10]
 
-For each prompt whose answer is one token and in the model's top 10: the query neurons (MLP, first two thirds of the
-layers) of the top 100 attention and top 100 MLP value neurons are ranked for the right answer; the top ones are zeroed
-at every position, beside as many random neurons of the same layers. Printed: the fall of the log-probability
-(nats), mean and standard deviation over prompts, for both, and on how many prompts the fall is the larger one.
+For each prompt whose answer is one token and in the model's top 10: the query neurons (MLP, first two thirds of
+the layers) of the top 100 attention and top 100 MLP value neurons are ranked for the right answer; the top ones
+are zeroed at every position, beside as many random neurons of the same layers. Printed: the fall of the log-
+probability in nats, mean and standard deviation over prompts, for both, and on how many prompts the fall is the
+larger one.
 """
 
 import argparse
