@@ -18,6 +18,8 @@ from reference_forward import record
 from reference_query_loop import Id, QueryLoop
 
 import tl_neuron_attr as na
+from tl_neuron_attr.candidates import Candidates
+from tl_neuron_attr.readout import Readout
 
 TARGETS = {"token": 11, "contrast": na.Contrast(7, 23), "any": na.AnyOf([3, 50, 9])}
 OTHER = (5, 17, 61, 8, 2, 90, 12)  # a prompt as long as the zoo's
@@ -108,10 +110,21 @@ def head_ablated(case: zoo.ZooCase, target: Any, convention: str) -> tuple[Any, 
     return ablated, base
 
 
+def neurons_ablated(case: zoo.ZooCase, target: Any, convention: str) -> tuple[Any, Any]:
+    """Two MLP neurons, by the package's own ablation: there they have no score."""
+    base = na.trace(case.model, list(case.tokens), target, convention=convention)
+    with na.ablating(case.model, [na.MLPNeuron(0, 3), na.MLPNeuron(1, 5)]):
+        ablated = na.trace(case.model, list(case.tokens), target, convention=convention)
+    scores = na.value_scores(ablated, "mlp").scores
+    assert max(abs(scores[0, 3]), abs(scores[1, 5])) < 1e-15 < abs(na.value_scores(base, "mlp").scores[0, 3])
+    return base, ablated
+
+
 CONDITIONS: dict[str, Callable[..., tuple[Any, Any]]] = {
     "prompts": prompts,
     "models": models,
     "head": head_ablated,
+    "neurons": neurons_ablated,
 }
 
 
@@ -125,7 +138,7 @@ def test_equals_dense_differences(name: str, backend: str, condition: str, targe
         found = check(a, b, kind, 10)
         assert found.kind == kind and found.method == "log_prob_increase_difference"
         assert found.provenance == a.provenance
-        assert found.scores[0] > 1e-3
+        assert found.scores[0] > 1e-5
         if target == "contrast":
             assert found.n_evaluated < found.n_neurons / 2  # bounds are the scores
 
@@ -244,6 +257,24 @@ def test_bounds_that_count_few_tokens_one_by_one(backend: str, target: str, monk
     a, b = prompts(zoo.case("qwen2", backend, torch.float64), TARGETS[target], "exact")
     for kind in ("mlp", "attn"):
         check(a, b, kind, 12)
+
+
+@pytest.mark.parametrize("top_tokens", [6, 2048])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("name", "backend"), FEW)
+def test_scores_are_within_their_bounds(
+    name: str, backend: str, target: str, top_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every neuron's, whether all tokens are counted one by one or only the most probable."""
+    monkeypatch.setattr("tl_neuron_attr.spread._TOP_TOKENS", top_tokens)
+    trace = na.trace(zoo.case(name, backend, torch.float64).model, list(zoo.TOKENS), TARGETS[target])
+    for kind in ("mlp", "attn"):
+        scores = na.value_scores(trace, kind).scores
+        bounds = Candidates(trace, Readout.of(trace), kind, range(len(scores)))
+        for layer, mine in enumerate(scores):
+            ordered = mine if kind == "mlp" else mine.permute(1, 2, 0)  # head, dim, source
+            assert (bounds.lower(layer) <= ordered.flatten()).all()
+            assert (ordered.flatten() <= bounds.upper(layer)).all()
 
 
 @pytest.mark.parametrize("kind", ["mlp", "attn"])
