@@ -11,7 +11,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 import transformers
 import zoo
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
