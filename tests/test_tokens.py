@@ -280,3 +280,21 @@ def test_without_a_tokenizer(backend: str) -> None:
     assert [t.target.label for t in na.trace_continuation(made, PROMPT, [3, 4])] == ["[3]", "[4]"]
     assert na.trace(made, PROMPT).target.label.startswith("[")
     assert na.RankedNeurons.from_json(ranked.to_json()).ids == ranked.ids
+
+
+def test_the_tokenizer_is_counted_once(backend: str) -> None:
+    """Its length takes 17 ms with 50,000 tokens on Transformers 4: once a token, 9 seconds for a prompt of 512."""
+    made = model("bytelevel", backend)
+    kind, counted = type(made.tokenizer), 0
+
+    def counting(self: Any) -> int:
+        nonlocal counted
+        counted += 1
+        return length(self)
+
+    length = kind.__len__
+    with mock.patch.object(kind, "__len__", counting):
+        vocabulary = ModelView(made).vocabulary()
+        for token in range(100):
+            vocabulary.text(token)
+    assert 0 < counted <= 3
