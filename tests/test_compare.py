@@ -5,6 +5,7 @@ Order is compared strictly on float64 models, where two paths to a score differ 
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jaxtyping
@@ -232,6 +233,11 @@ def test_equal_neurons_have_equal_differences(backend: str, target: str, dtype: 
             mlp.c_proj.weight[twin] = mlp.c_proj.weight[3]
     model = zoo.build(hf, backend, dtype)
     traces = [na.trace(model, list(tokens), TARGETS[target]) for tokens in (zoo.TOKENS, OTHER)]
+    for i, trace in enumerate(traces):
+        post = trace.post[1].clone()  # the model's own matrix product may round equal columns differently
+        torch.testing.assert_close(post[:, [20, 70]], post[:, [3, 3]], rtol=0, atol=1e-6)
+        post[:, [20, 70]] = post[:, [3, 3]]
+        traces[i] = replace(trace, post=(trace.post[0], post, *trace.post[2:]))
     triplet = [na.MLPNeuron(1, n) for n in (3, 20, 70)]
     for a, b in (traces, traces[::-1]):
         every = na.compare(a, b, "mlp", 10**6)
