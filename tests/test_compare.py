@@ -44,11 +44,12 @@ def id_of(neuron: Any) -> Id:
 
 def dense(a: Any, b: Any, kind: str, layers: list[int] | None = None) -> dict[Any, tuple[float, float]]:
     """{neuron: its two scores}, the largest difference first, equal ones by id."""
-    first, second = na.value_scores(a, kind, layers=layers), na.value_scores(b, kind, layers=layers)
+    chosen = na.value_scores(a, kind, layers=layers)
+    first, second = chosen.scores.numpy(), na.value_scores(b, kind, layers=layers).scores.numpy()
     rows = {}
-    for (row, *index), score in np.ndenumerate(first.scores.numpy()):
-        neuron = neuron_of(kind, first.layers[row], tuple(index))
-        rows[neuron] = (float(score), float(second.scores[(row, *index)]))
+    for (row, *index), score in np.ndenumerate(first):
+        neuron = neuron_of(kind, chosen.layers[row], tuple(index))
+        rows[neuron] = (float(score), float(second[(row, *index)]))
     return dict(sorted(rows.items(), key=lambda item: (item[1][1] - item[1][0], id_of(item[0]))))
 
 
@@ -129,8 +130,10 @@ CONDITIONS: dict[str, Callable[..., tuple[Any, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("condition", CONDITIONS)
+ASKED = [("prompts", "token"), ("prompts", "contrast"), ("models", "any"), ("head", "token"), ("neurons", "any")]
+
+
+@pytest.mark.parametrize(("condition", "target"), ASKED)
 @pytest.mark.parametrize(("name", "backend"), FEW)
 def test_equals_dense_differences(name: str, backend: str, condition: str, target: str) -> None:
     case = zoo.case(name, backend, torch.float64)
@@ -210,7 +213,7 @@ def test_nothing_differs_from_itself(name: str, backend: str, dtype: torch.dtype
     a, b = (na.trace(model, list(zoo.TOKENS), 11) for _ in range(2))
     for kind in ("mlp", "attn"):
         every = sorted(dense(a, b, kind), key=id_of)
-        for k in (7, 100, 10**6):
+        for k in (7, 10**6):
             found = na.compare(a, b, kind, k)
             assert not found.scores.any()
             assert list(found.ids) == every[:k]
@@ -218,7 +221,7 @@ def test_nothing_differs_from_itself(name: str, backend: str, dtype: torch.dtype
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("backend", zoo.BACKENDS)
+@pytest.mark.parametrize("backend", (zoo.BACKENDS[0], zoo.BACKENDS[-1]))
 def test_equal_neurons_have_equal_differences(backend: str, target: str, dtype: torch.dtype) -> None:
     """Neurons 3, 20 and 70 of a layer are one neuron three times: always together, in that order, or cut there.
 
@@ -244,7 +247,7 @@ def test_equal_neurons_have_equal_differences(backend: str, target: str, dtype: 
         place = every.ids.index(triplet[0])
         assert list(every.ids[place : place + 3]) == triplet
         assert len(set(every.scores[place : place + 3].tolist())) == 1
-        for k in (place + 1, place + 2, place + 3):
+        for k in (place + 1, place + 2):
             found = na.compare(a, b, "mlp", k)
             assert found.ids == every.ids[:k]
             mine = [s for n, s in zip(found.ids, found.scores.tolist(), strict=True) if n in triplet]
@@ -380,9 +383,10 @@ def demo(backend: str, target: str) -> tuple[Any, Any]:
     return tuple(na.trace(model, f"The capital of {land} is", what) for land in ("France", "Italy"))
 
 
-DEMO = [(DEMO_BACKENDS[0], "mlp", 27, "token"), (DEMO_BACKENDS[0], "attn", 23, "token")]
-DEMO += [
-    (backend, kind, layer, "contrast") for backend in DEMO_BACKENDS for kind, layer in (("mlp", 27), ("attn", 23))
+DEMO = [
+    (DEMO_BACKENDS[0], "mlp", 27, "token"),
+    (DEMO_BACKENDS[0], "attn", 23, "token"),
+    (DEMO_BACKENDS[-1], "mlp", 27, "contrast"),
 ]
 
 
@@ -390,7 +394,7 @@ DEMO += [
 def test_demo_model(backend: str, kind: str, layer: int, target: str) -> None:
     """Few evaluations among up to 86,400 neurons; one layer of them is compared with its dense differences."""
     a, b = demo(backend, target)
-    layers = range(18, 30) if target == "token" else range(30)
+    layers = range(22, 29) if target == "token" else range(30)
     found = na.compare(a, b, kind, 30, layers=layers)
     assert found.n_neurons == len(layers) * {"mlp": 1536, "attn": 9 * 64 * 5}[kind]
     assert found.n_evaluated < (found.n_neurons / 50 if target == "token" else 100)

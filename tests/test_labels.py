@@ -11,7 +11,7 @@ import tl_neuron_attr as na
 
 PROMPT = list(zoo.TOKENS)
 LAYER, NEURON, HEAD, DIM, TARGET = 1, 37, 3, 5, 11
-SUBSETS = [None, [1], [0, 1], [1, 0], (1,), range(2)]
+SUBSETS = [None, (1,), [1, 0]]
 
 
 def planted(name: str, backend: str, kind: str) -> tuple[Any, Any]:
@@ -57,12 +57,7 @@ def test_a_planted_neuron_comes_first(case: zoo.ZooCase, kind: str) -> None:
     row = ranked.to_frame().iloc[0]
     assert row["layer"] == LAYER
 
-
-@pytest.mark.parametrize("kind", ["mlp", "attn"])
-def test_a_neuron_that_writes_against_the_target_comes_last(case: zoo.ZooCase, kind: str) -> None:
-    """The same neuron asked about the other end: last of all, and what it promotes is turned round with it."""
-    model, neuron = planted(case.name, case.backend, kind)
-    others = [t for t in range(20, 40) if t != TARGET]
-    trace = na.trace(model, PROMPT, na.Contrast(others[0], TARGET))
-    count = na.value_scores(trace, kind).scores.numel()
-    assert na.value_neurons(trace, kind, k=count)[count - 1] == neuron
+    # Asked about the other end, the same neuron comes last.
+    against = na.trace(model, PROMPT, na.Contrast(20, TARGET))
+    count = dense.scores.numel()
+    assert na.value_neurons(against, kind, k=count, layers=[1, 0])[count - 1] == neuron

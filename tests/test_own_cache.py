@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import guards
 import pytest
 import torch
 import transformers
@@ -13,6 +14,12 @@ import zoo
 import tl_neuron_attr as na
 
 PROMPT = list(zoo.TOKENS)
+
+
+@pytest.fixture(params=guards.FEW, ids="-".join)
+def some(request: pytest.FixtureRequest) -> zoo.ZooCase:
+    """Enough where the architecture plays no part."""
+    return zoo.case(*request.param)
 
 
 def run(model: Any, prompt: Any = None, **options: Any) -> Any:
@@ -86,7 +93,7 @@ def test_the_hooks_asked_for_are_the_hooks_read(case: zoo.ZooCase) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("name", "backend"), [(n, b) for n in ("gpt2", "llama_gqa", "neox") for b in zoo.BACKENDS])
+@pytest.mark.parametrize(("name", "backend"), guards.FEW)
 def test_forms_of_a_cache(name: str, backend: str, form: str) -> None:
     model = zoo.case(name, backend).model
     same_scores(na.trace(model, PROMPT, 11, cache=FORMS[form](model)), na.trace(model, PROMPT, 11))
@@ -102,22 +109,22 @@ def test_equals_a_trace_without(case: zoo.ZooCase, target: Any, position: int, c
     same_scores(cached, na.trace(case.model, PROMPT, target, **options))
 
 
-def test_one_token(case: zoo.ZooCase) -> None:
+def test_one_token(some: zoo.ZooCase) -> None:
     """Where an axis of one position could pass for an axis of one prompt."""
     for remove in (False, True):
-        cache = run(case.model, [5], remove_batch_dim=remove)
-        same_scores(na.trace(case.model, [5], 11, cache=cache), na.trace(case.model, [5], 11))
+        cache = run(some.model, [5], remove_batch_dim=remove)
+        same_scores(na.trace(some.model, [5], 11, cache=cache), na.trace(some.model, [5], 11))
 
 
-def test_a_string_prompt_with_its_cache(case: zoo.ZooCase) -> None:
+def test_a_string_prompt_with_its_cache(some: zoo.ZooCase) -> None:
     """The cache of the same string, BOS and all, fits; with the other choice of BOS it does not."""
     text = "t5 t42 t63"
     for prepend in (False, True):
-        _, cache = case.model.run_with_cache(case.model.to_tokens(text, prepend_bos=prepend))
-        found = na.trace(case.model, text, 11, cache=cache, prepend_bos=prepend)
-        same_scores(found, na.trace(case.model, text, 11, prepend_bos=prepend))
+        _, cache = some.model.run_with_cache(some.model.to_tokens(text, prepend_bos=prepend))
+        found = na.trace(some.model, text, 11, cache=cache, prepend_bos=prepend)
+        same_scores(found, na.trace(some.model, text, 11, prepend_bos=prepend))
         with pytest.raises(ValueError, match=r"mind the BOS token"):
-            na.trace(case.model, text, 11, cache=cache, prepend_bos=not prepend)
+            na.trace(some.model, text, 11, cache=cache, prepend_bos=not prepend)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
@@ -141,7 +148,7 @@ def changed(name: str, backend: str, change: Callable[[Any], None]) -> Any:
     return zoo.build(hf, backend)
 
 
-@pytest.mark.parametrize(("name", "backend"), [(n, b) for n in ("gpt2", "llama_gqa") for b in zoo.BACKENDS])
+@pytest.mark.parametrize(("name", "backend"), guards.FEW)
 def test_a_token_whose_embedding_is_zero(name: str, backend: str) -> None:
     """Padding tokens have one in many models."""
 
@@ -152,7 +159,7 @@ def test_a_token_whose_embedding_is_zero(name: str, backend: str) -> None:
     same_scores(na.trace(model, PROMPT, 11, cache=run(model)), na.trace(model, PROMPT, 11))
 
 
-@pytest.mark.parametrize(("name", "backend"), [(n, b) for n in ("gpt2", "llama_gqa") for b in zoo.BACKENDS])
+@pytest.mark.parametrize(("name", "backend"), guards.FEW)
 def test_embeddings_that_are_nearly_alike(name: str, backend: str) -> None:
     """A common direction much larger than what tells tokens apart, as trained embeddings have."""
 

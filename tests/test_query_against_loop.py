@@ -171,11 +171,10 @@ def test_each_value_neuron_alone() -> None:
             check_layers(found, reference.layers({i: score}, "linearised", True))
 
 
-@pytest.mark.parametrize("which", ["mlp", "attn"])
-def test_float32(case: zoo.ZooCase, which: str) -> None:
+def test_float32(case: zoo.ZooCase) -> None:
     """A share's rounding grows with one over the cosine of key and stream: neurons with small ones are left out."""
-    question, processed = "any-paper" if which == "attn" else "top-exact", case.backend not in zoo.UNPROCESSED
-    reference, values = loop(case.name, question, processed), value_set(case.name, question, processed, which)
+    question, processed = "any-paper", case.backend not in zoo.UNPROCESSED
+    reference, values = loop(case.name, question, processed), value_set(case.name, question, processed, "mixed")
     values = {i: score for i, score in values.items() if abs(reference.cosine(i)) > 0.05}
     assert len(values) > 4
     trace, given = trace_of(case, question), [neuron_of(i) for i in values]

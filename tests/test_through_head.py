@@ -54,14 +54,14 @@ def close(found: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_allclose(found - found.mean(), expected, rtol=0, atol=1e-8 * np.abs(expected).max() + 1e-14)
 
 
-@pytest.mark.parametrize("position", [None, 5, 4, 2])
+@pytest.mark.parametrize("position", [None, 3])
 @pytest.mark.parametrize(("name", "backend"), CASES)
 def test_every_token(name: str, backend: str, position: int | None) -> None:
     """Through heads of both key-value groups; before its source an attention neuron writes nothing."""
     reference, traced = loop(name, backend not in zoo.UNPROCESSED), trace(name, backend)
     d_vocab, n_heads = reference.recording.W_U.shape[1], reference.recording.layers[1].W_O.shape[0]
     given = [neuron_of(i) for i in NEURONS]
-    for head in (0, 1, n_heads - 2):
+    for head in (1, n_heads - 2):
         said = na.through_head(traced, given, layer=1, head=head, k=d_vocab, position=position)
         assert list(said.ids) == given
         for i, up, down in zip(NEURONS, said.up, said.down, strict=True):
@@ -75,8 +75,7 @@ def test_every_token(name: str, backend: str, position: int | None) -> None:
                 assert expected.std() > 0
 
 
-@pytest.mark.parametrize("convention", ["exact", "paper"])
-@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize(("k", "convention"), [(1, "exact"), (5, "paper")])
 def test_the_first_tokens(case: zoo.ZooCase, k: int, convention: str) -> None:
     """In float32, whatever the convention: the readout's constant changes no difference of logits."""
     reference = loop(case.name, not case.value_constant)

@@ -138,18 +138,20 @@ def test_after_an_error(some: zoo.ZooCase) -> None:
             na.trace(some.model, PROMPT)
 
 
+@pytest.mark.parametrize("backend", zoo.BACKENDS)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
-def test_gradient_modes(some: zoo.ZooCase, mode: Callable[[], Any]) -> None:
-    usual = [numbers(score(na.trace(some.model, PROMPT, 11))) for score in SCORES.values()]
+def test_gradient_modes(backend: str, mode: Callable[[], Any]) -> None:
+    model = guards.warm(zoo.case("gpt2", backend)).model
+    usual = [numbers(score(na.trace(model, PROMPT, 11))) for score in SCORES.values()]
     with mode():
-        with guards.unchanged(some.model):
-            trace = na.trace(some.model, PROMPT, 11)
+        with guards.unchanged(model):
+            trace = na.trace(model, PROMPT, 11)
             inside = [numbers(score(trace)) for score in SCORES.values()]
-        outside = na.trace_continuation(some.model, PROMPT, [11])[0]
+        outside = na.trace_continuation(model, PROMPT, [11])[0]
     assert equal(usual, inside)
     assert equal(usual, [numbers(score(trace)) for score in SCORES.values()]), "a trace made in another mode"
     assert equal(usual, [numbers(score(outside)) for score in SCORES.values()])
-    made = na.trace(some.model, PROMPT, 11)
+    made = na.trace(model, PROMPT, 11)
     with mode():
         assert equal(usual, [numbers(score(made)) for score in SCORES.values()])
 

@@ -67,7 +67,8 @@ class ModelView:
                 f"{name} is not a decoder-only transformer (no `blocks`): encoders and encoder-decoders predict no "
                 f"next token from one residual stream; use a causal language model"
             )
-        if getattr(self.cfg, "attention_dir", "causal") != "causal":
+        wrapped = type(getattr(self.model, "original_model", None)).__name__
+        if getattr(self.cfg, "attention_dir", "causal") != "causal" or "MaskedLM" in wrapped:
             raise UnsupportedModelError(
                 f"{name} attends in both directions: an encoder predicts no next token; use a causal model"
             )
@@ -140,7 +141,7 @@ class ModelView:
 
     def own_logits(self, resid: Float[Tensor, " d_model"]) -> Float[Tensor, " d_vocab"]:
         """What the model's own final norm and unembedding make of a final residual (no hook of anyone fires)."""
-        norm = _without_hooks(self.model.ln_final)
+        norm = _without_hooks(self._ln_final)
         with torch.no_grad():
             return norm(resid[None, None])[0, 0] @ self.W_U + (0 if self.b_U is None else self.b_U)
 
@@ -184,7 +185,12 @@ class ModelView:
     @property
     def final_norm(self) -> Norm:
         """The norm before the unembedding."""
-        return read_norm(self.model.ln_final, self.cfg)
+        return read_norm(self._ln_final, self.cfg)
+
+    @property
+    def _ln_final(self) -> nn.Module:
+        """The final norm's module; a HookedTransformer without norms has none."""
+        return getattr(self.model, "ln_final", None) or nn.Identity()
 
     def block(self, layer: int) -> BlockView:
         """Weights and norms of one block."""
