@@ -185,7 +185,7 @@ class Readout:
             against = self.unembedded(self.target.negative)
             return (directions * (options - against)).sum(-1)[rows] * coefficient
         mean = (directions * bases.expected[base_of]).sum(-1)
-        moved = ((directions[:, None] * options).sum(-1) - mean[:, None])[rows] * coefficient[:, None]
+        moved = (_along(directions, options) - mean[:, None])[rows] * coefficient[:, None]
         grown = self._growth(bases, base_of, directions, mean, rows, coefficient)
         if len(self.target.positive) == 1:
             return moved[:, 0] - grown
@@ -296,3 +296,10 @@ def _product(x: Tensor, matrix: Tensor) -> Tensor:
     if missing <= 0:
         return x @ matrix.to(x.dtype)
     return (torch.cat([x, x.new_zeros(missing, x.shape[1])]) @ matrix.to(x.dtype))[: len(x)]
+
+
+def _along(directions: Tensor, options: Tensor) -> Float[Tensor, "direction option"]:
+    """Inner products with a few options, rounded alike whatever stands beside (a product by one column is not)."""
+    if len(options) >= _MIN_ROWS:
+        return _product(directions, options.T)
+    return torch.stack([(directions * option).sum(-1) for option in options], -1)
