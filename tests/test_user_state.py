@@ -310,12 +310,11 @@ def test_zeroing_a_neuron(name: str, backend: str) -> None:
     intervened(name, backend, "neuron", [("blocks.0.mlp.hook_post", zero_neuron)])
 
 
-def test_zeroing_the_output_of_a_head(case: zoo.ZooCase) -> None:
-    """Behind pattern and values, at `hook_z`, no neuron shows what was edited: refused, never silently wrong."""
-    hooks = [("blocks.0.attn.hook_z", functools.partial(zero_z, d_head=case.model.cfg.d_head))]
-    rule = pytest.raises(na.UnsupportedModelError, match=r"^heads of layer 0 of .* remove hooks that edit this part")
-    with case.model.hooks(fwd_hooks=hooks), guards.unchanged(case.model), rule:
-        na.trace(case.model, PROMPT, 11)
+@pytest.mark.parametrize(("name", "backend"), HEADS)
+def test_zeroing_the_output_of_a_head(name: str, backend: str) -> None:
+    """Behind pattern and values, at `hook_z`: the run as intervened upon (its neurons: test_edited_heads.py)."""
+    d_head = zoo.case(name, backend).model.cfg.d_head
+    intervened(name, backend, "head", [("blocks.0.attn.hook_z", functools.partial(zero_z, d_head=d_head))])
 
 
 def intervened(name: str, backend: str, part: str, hooks: list[Any]) -> None:

@@ -9,14 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_neuron_attr.model_view import ModelView
-
-# Rounding of one product in each precision; float64 models compute norms in float32 (see checks).
-ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+from tl_neuron_attr.tolerance import ROUNDING
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +66,7 @@ def _collect(view: ModelView, activations: Mapping[str, Tensor], logits: Mapping
         "mlp_out": "hook_mlp_out",
         "pattern": "attn.hook_pattern",
         "value": "attn.hook_v",
+        "z": "attn.hook_z",
         "post": "mlp.hook_post",
     }
     layers = {
@@ -82,7 +80,7 @@ def _collect(view: ModelView, activations: Mapping[str, Tensor], logits: Mapping
 def _single(name: str, tensor: Tensor, length: int) -> Tensor:
     """Drop a batch axis of one and check the length of the position axis."""
     is_pattern = name.endswith("hook_pattern")
-    per_head = name.endswith("hook_v")
+    per_head = name.endswith(("hook_v", "hook_z"))
     with_batch = 4 if is_pattern or per_head else 3
     if tensor.ndim == with_batch:
         if tensor.shape[0] != 1:

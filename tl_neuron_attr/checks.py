@@ -3,8 +3,8 @@
 At the predicting position, for each layer ``l`` with stream ``h``, attention output ``A``, MLP output ``F``:
 
 1. *Readout*: the frozen readout of the final residual gives the model's own log-probabilities.
-2. *Writes*: ``sum_heads z_head W_O + b_O = A`` with ``z`` rebuilt from pattern and values, and
-   ``sum_n post_n W_out[n] + b_out = F``.
+2. *Writes*: ``sum_heads z_head W_O + b_O = A``, and ``sum_n post_n W_out[n] + b_out = F``. (That ``z`` is what
+   pattern and values give is confirmed where it is divided among sources, :mod:`tl_neuron_attr.sources`.)
 3. *Stream*: ``h + A + F = `` the next layer's ``h``.
 
 Gaps are relative to the size of what is compared and allowed up to the rounding of the model's own precision.
@@ -18,15 +18,10 @@ from torch import Tensor
 
 from tl_neuron_attr.model_view import UnsupportedModelError
 from tl_neuron_attr.readout import Readout
-from tl_neuron_attr.writes import attn_coefficients
+from tl_neuron_attr.tolerance import TOLERANCE
 
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
-
-# Allowed relative gap by the precision that the model computes in: some hundred times its rounding error,
-# far below what a wrong norm, head order or missing bias makes (which are of the order of one). A float64 model is
-# allowed float32's rounding once: transformers computes RMSNorm, softmax and rotary angles in float32 inside it.
-TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 def check_trace(trace: "Trace") -> None:
@@ -53,7 +48,7 @@ def _check_readout(trace: "Trace", tolerance: float) -> None:
 def _check_writes(trace: "Trace", tolerance: float) -> None:
     view = trace.view
     for layer in range(view.n_layers):
-        z = attn_coefficients(trace, layer).sum(-1)
+        z = trace.z[layer][trace.position].to(view.compute_dtype)
         W_O = view.W_O(layer)
         heads = torch.einsum("hd,hdm->m", z, W_O.to(z))
         _compare(

@@ -1,8 +1,7 @@
 """Comparative neuron analysis: the score in one condition minus the score in another.
 
 ``D = S_a - S_b`` for every neuron, each condition with its own residual stream, activations and readout: two
-prompts, a base and a fine-tuned model, or a model with a head ablated by a hook that zeroes its ``hook_pattern``
-(trace it while the hook is on; inside ``ablating`` only MLP ablations can be traced so far). The top
+prompts, a base and a fine-tuned model, or a model with a head ablated (trace it inside the ablation). The top
 ``k`` are exact: ``D <= upper_a - lower_b`` with the bounds of :mod:`tl_neuron_attr.candidates`, and neurons are
 scored in both conditions, best bound first, until no other can enter.
 """

@@ -27,9 +27,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_neuron_attr.block_view import MLPInputs, UnsupportedModelError
-from tl_neuron_attr.checks import TOLERANCE
 from tl_neuron_attr.neurons import AttnNeuron, MLPNeuron, Neuron
 from tl_neuron_attr.norms import Norm
+from tl_neuron_attr.tolerance import TOLERANCE
 from tl_neuron_attr.writes import attn_added
 
 if TYPE_CHECKING:

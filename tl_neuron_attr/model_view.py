@@ -123,7 +123,8 @@ class ModelView:
         """The hook points that a trace reads, in order of the forward pass."""
         names = ["hook_embed"]
         for layer in range(self.n_layers):
-            names += [f"blocks.{layer}.{part}" for part in ("hook_resid_pre", "attn.hook_v", "attn.hook_pattern")]
+            names += [f"blocks.{layer}.{part}" for part in ("hook_resid_pre", "attn.hook_v")]
+            names += [f"blocks.{layer}.{part}" for part in ("attn.hook_pattern", "attn.hook_z")]
             names.append(f"blocks.{layer}.hook_attn_out")
             if not self.cfg.attn_only:
                 if self.mlp_refusal(layer) is None:

@@ -28,6 +28,7 @@ from tl_neuron_attr.numbering import Numbering, chosen_layers
 from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
 from tl_neuron_attr.results import LayerScores, RankedNeurons
+from tl_neuron_attr.sources import kept, values
 from tl_neuron_attr.value import VALUE_METHOD
 from tl_neuron_attr.writes import coefficients_along, row_of
 
@@ -228,10 +229,11 @@ def _layer_scores(trace: "Trace", kind: Kind, layer: int, summed: _SummedKeys) -
         return (post[pos.to(post.device)].to(along) * along).sum(0).cpu()
     W_O = view.W_O(layer)
     along = torch.einsum("pm,hdm->hpd", K.to(W_O.device), W_O.to(K.dtype))
+    factor = kept(trace, layer, pos)
+    along = along if factor is None else along * factor.transpose(0, 1).to(along)
     pattern = trace.pattern[layer]
     moved = torch.einsum("hps,hpd->hds", pattern[:, pos.to(pattern.device)].to(along), along)
-    value = trace.value[layer].to(along).permute(1, 2, 0)
-    return (moved * value.repeat_interleave(view.n_heads // view.n_kv_heads, dim=0)).flatten().cpu()
+    return (moved * values(trace, layer).to(moved)).flatten().cpu()
 
 
 def _strongest(trace: "Trace", neuron: Neuron, summed: _SummedKeys) -> tuple[int, float]:

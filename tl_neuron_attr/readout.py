@@ -30,13 +30,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_neuron_attr.norms import Norm
+from tl_neuron_attr.products import MIN_ROWS, along, matmul, product, slices
 from tl_neuron_attr.targets import ResolvedTarget
 
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
 
 DEFAULT_MEMORY_BUDGET = 2**30
-_MIN_ROWS = 32
 # Sizes that measured fastest on processors: entries of one matrix product, and of one pass of elementwise work.
 _PRODUCT_ENTRIES = 2**22
 _CACHED_ENTRIES = 2**18
@@ -82,7 +82,7 @@ class Readout:
         if (convention or trace.convention) == "exact":
             constant = None if view.b_U is None else view.b_U.to(W_U.device, dtype)
             if norm.bias is not None:
-                through = _matmul(norm.bias.to(W_U.device, dtype)[None], W_U, memory_budget)[0]
+                through = matmul(norm.bias.to(W_U.device, dtype)[None], W_U, memory_budget)[0]
                 constant = through if constant is None else constant + through
         return Readout(W_U, norm, norm.scale(final), constant, trace.target, memory_budget)
 
@@ -92,7 +92,7 @@ class Readout:
         return self.scale.dtype
 
     def direction(self, w: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
-        """``N(w)`` on the unembedding's device, rows contiguous (products round by layout, see ``_product``)."""
+        """``N(w)`` on the unembedding's device, rows contiguous (products round by layout, see ``product``)."""
         return self.norm.linear(w.to(self.W_U.device, self.dtype).contiguous(), self.scale)
 
     def adjoint(self, g: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
@@ -101,12 +101,12 @@ class Readout:
 
     def logits(self, x: Float[Tensor, "base d_model"]) -> Float[Tensor, "base d_vocab"]:
         """``z(x)``."""
-        z = _matmul(self.direction(x), self.W_U, self.memory_budget)
+        z = matmul(self.direction(x), self.W_U, self.memory_budget)
         return z if self.constant is None else z.add_(self.constant)
 
     def moved_logits(self, written: Float[Tensor, "vector d_model"]) -> Float[Tensor, "vector d_vocab"]:
         """``W_U' N(v)``: how vectors added to the stream change every logit."""
-        return _matmul(self.direction(written), self.W_U, self.memory_budget)
+        return matmul(self.direction(written), self.W_U, self.memory_budget)
 
     def unembedded(self, tokens: tuple[int, ...]) -> Float[Tensor, "token d_model"]:
         """Columns of the unembedding."""
@@ -125,7 +125,7 @@ class Readout:
         p = None if kept is None else kept.sub_(log_z[:, None]).exp_()
         expected = torch.zeros_like(inputs)
         for block in self.blocks(len(inputs)):
-            expected += _product(self._p(inputs, log_z, p, block), self.W_U[:, block].T)
+            expected += product(self._p(inputs, log_z, p, block), self.W_U[:, block].T)
         options = self.unembedded(self.target.positive)
         positive = self._at_tokens(inputs, self.target.positive)
         value = torch.logsumexp(positive, -1) - log_z
@@ -145,7 +145,7 @@ class Readout:
     def _logits(self, inputs: Tensor, kept: Tensor | None, block: slice) -> Tensor:
         if kept is not None:
             return kept[:, block]
-        z = _product(inputs, self.W_U[:, block])
+        z = product(inputs, self.W_U[:, block])
         return z if self.constant is None else z.add_(self.constant[block])
 
     def _p(self, inputs: Tensor, log_z: Tensor, kept: Tensor | None, block: slice) -> Tensor:
@@ -171,7 +171,7 @@ class Readout:
         n_vectors, missing = len(rows), max(0, 2 - len(rows))
         rows = torch.cat([rows, rows.new_zeros(missing)])
         coefficient = torch.cat([coefficient, coefficient.new_zeros(missing)])
-        missing = max(0, _MIN_ROWS - len(directions))
+        missing = max(0, MIN_ROWS - len(directions))
         directions = torch.cat([directions, directions.new_zeros(missing, directions.shape[1])])
         base_of = torch.cat([base_of, base_of.new_zeros(missing)])
         return self._changes(bases, base_of, directions, rows, coefficient)[:n_vectors]
@@ -185,7 +185,7 @@ class Readout:
             against = self.unembedded(self.target.negative)
             return (directions * (options - against)).sum(-1)[rows] * coefficient
         mean = (directions * bases.expected[base_of]).sum(-1)
-        moved = (_along(directions, options) - mean[:, None])[rows] * coefficient[:, None]
+        moved = (along(directions, options) - mean[:, None])[rows] * coefficient[:, None]
         grown = self._growth(bases, base_of, directions, mean, rows, coefficient)
         if len(self.target.positive) == 1:
             return moved[:, 0] - grown
@@ -198,7 +198,7 @@ class Readout:
         """``log E_p[exp(a (u - m))]`` of every vector."""
         excess = torch.zeros_like(coefficient)
         for block in self.blocks(len(directions)):
-            u = _product(directions, self.W_U[:, block]).sub_(mean[:, None])
+            u = product(directions, self.W_U[:, block]).sub_(mean[:, None])
             for part in self._parts(len(rows), u.shape[1]):
                 x = u[rows[part]].mul_(coefficient[part, None]).expm1_()
                 excess[part] += x.mul_(self._p_rows(bases, base_of[rows[part]], block)).sum(-1)
@@ -219,7 +219,7 @@ class Readout:
         grown = torch.full_like(coefficient, -torch.inf)
         for block in self.blocks(len(directions)):
             x = self._logits(bases.inputs[base_of], None, block) - bases.log_z[base_of, None]
-            x += _product(directions, self.W_U[:, block]).mul_(coefficient[:, None])
+            x += product(directions, self.W_U[:, block]).mul_(coefficient[:, None])
             grown = torch.logaddexp(grown, torch.logsumexp(x, -1))
         return grown
 
@@ -259,7 +259,7 @@ class Readout:
         """Slices of the vocabulary for a product of ``rows`` vectors (an eighth of the budget, or less)."""
         columns = rows + (self.W_U.shape[0] if self.W_U.dtype != self.dtype else 0)
         budget = self.memory_budget // (8 * self._itemsize)
-        yield from _slices(self.W_U.shape[1], min(budget, _PRODUCT_ENTRIES) // max(columns, 1))
+        yield from slices(self.W_U.shape[1], min(budget, _PRODUCT_ENTRIES) // max(columns, 1))
 
     def _parts(self, rows: int, width: int) -> Iterator[slice]:
         """Slices of the vectors scored against one block, small enough for a processor's cache."""
@@ -267,39 +267,4 @@ class Readout:
         step = min(budget, max(_CACHED_ENTRIES, 4 * width)) // max(width, 1)
         # Parts of nearly equal length: a sum over one row alone would round in another order than among others.
         n_parts = -(-rows // max(1, step))
-        yield from _slices(rows, -(-rows // n_parts))
-
-
-def _slices(length: int, step: int) -> Iterator[slice]:
-    step = max(1, min(step, length))
-    for start in range(0, length, step):
-        yield slice(start, min(start + step, length))
-
-
-def _matmul(x: Tensor, W_U: Tensor, memory_budget: int) -> Tensor:
-    """``x @ W_U`` in the precision of ``x``, without a converted copy of the whole unembedding."""
-    if W_U.dtype == x.dtype:
-        return _product(x, W_U)
-    out = x.new_empty(len(x), W_U.shape[1])
-    for block in _slices(W_U.shape[1], memory_budget // (8 * x.dtype.itemsize * W_U.shape[0])):
-        out[:, block] = _product(x, W_U[:, block])
-    return out
-
-
-def _product(x: Tensor, matrix: Tensor) -> Tensor:
-    """``x @ matrix``, each row rounded alike whatever rows stand beside it.
-
-    Libraries multiply a few rows by other kernels than many rows; with zero rows up to a minimum, a neuron's
-    score is the same to the last bit whether it is scored alone or among thousands, so ties stay ties.
-    """
-    missing = _MIN_ROWS - len(x)
-    if missing <= 0:
-        return x @ matrix.to(x.dtype)
-    return (torch.cat([x, x.new_zeros(missing, x.shape[1])]) @ matrix.to(x.dtype))[: len(x)]
-
-
-def _along(directions: Tensor, options: Tensor) -> Float[Tensor, "direction option"]:
-    """Inner products with a few options, rounded alike whatever stands beside (a product by one column is not)."""
-    if len(options) >= _MIN_ROWS:
-        return _product(directions, options.T)
-    return torch.stack([(directions * option).sum(-1) for option in options], -1)
+        yield from slices(rows, -(-rows // n_parts))

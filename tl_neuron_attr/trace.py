@@ -29,11 +29,11 @@ class Trace:
     """Activations of one prompt and the target they are attributed to; make one with :func:`trace`.
 
     Per-layer activations are tuples over layers of tensors in the model's own precision, cut at the predicting
-    position: ``resid_pre``, ``attn_out`` and ``mlp_out`` are ``[pos, d_model]``, ``pattern`` is
-    ``[head, dest, source]``, ``value`` is ``[source, kv_head, d_head]`` and ``post`` (``hook_post``) is
-    ``[pos, d_mlp]``; entries are ``None`` where a layer has no MLP, or no MLP neurons. ``resid_final`` is the
-    stream after the last block at the predicting position. ``log_probs`` are the model's own log-probabilities
-    (nats) there.
+    position: ``resid_pre``, ``attn_out`` and ``mlp_out`` are ``[pos, d_model]``, ``pattern`` is ``[head, dest,
+    source]``, ``value`` is ``[source, kv_head, d_head]``, ``z`` is ``[pos, head, d_head]`` and ``post``
+    (``hook_post``) is ``[pos, d_mlp]``; entries are ``None`` where a layer has no MLP, or no MLP neurons.
+    ``resid_final`` is the stream after the last block at the predicting position. ``log_probs`` are the model's
+    own log-probabilities (nats) there.
     """
 
     view: ModelView
@@ -48,6 +48,7 @@ class Trace:
     mlp_out: tuple[Tensor | None, ...]
     pattern: tuple[Tensor, ...]
     value: tuple[Tensor, ...]
+    z: tuple[Tensor, ...]
     post: tuple[Tensor | None, ...]
     resid_final: Float[Tensor, " d_model"]
     log_probs: Float[Tensor, " d_vocab"]

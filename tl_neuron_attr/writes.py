@@ -1,9 +1,10 @@
 """What each neuron, head and source position adds to the residual stream at the predicting position.
 
 An MLP neuron ``n`` writes ``post_n * W_out[n]``. An attention neuron ``(head, dim, source)`` writes
-``pattern[head, dest, source] * value[source, kv(head), dim] * W_O[head, dim]`` with
-``kv(head) = head // (n_heads // n_kv_heads)``: the direction does not depend on the source, only the
-coefficient does. Flat order is the order of identities: ``neuron``, or ``(head, dim, source)``.
+``pattern[head, dest, source] * value[source, kv(head), dim] * W_O[head, dim]`` with ``kv(head) = head //
+(n_heads // n_kv_heads)``: the direction does not depend on the source, only the coefficient does. A hook on
+``hook_z`` may have taken some of it away (:mod:`tl_neuron_attr.sources`). Flat order is the order of
+identities: ``neuron``, or ``(head, dim, source)``.
 """
 
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_neuron_attr.neurons import Kind, MLPNeuron, Neuron
+from tl_neuron_attr.sources import kept, values
 
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
@@ -37,7 +39,9 @@ def coefficients_at(
     row, source = row.to(pattern.device), source.to(pattern.device)
     head, dim = row // view.d_head, row % view.d_head
     attended = pattern[head, trace.position, source].to(view.compute_dtype)
-    return attended * value[source, head // (view.n_heads // view.n_kv_heads), dim].to(attended)
+    weight = attended * value[source, head // (view.n_heads // view.n_kv_heads), dim].to(attended)
+    factor = kept(trace, layer, torch.tensor([trace.position]))
+    return weight if factor is None else weight * factor[0, head, dim].to(weight)
 
 
 def directions(trace: "Trace", kind: Kind, layer: int) -> Float[Tensor, "row d_model"]:
@@ -54,11 +58,11 @@ def mlp_coefficients(trace: "Trace", layer: int) -> Float[Tensor, " d_mlp"]:
 
 
 def attn_coefficients(trace: "Trace", layer: int) -> Float[Tensor, "head d_head source"]:
-    """``pattern[head, dest, source] * value[source, kv(head), dim]``, float32 or better."""
-    view = trace.view
-    pattern = trace.pattern[layer][:, trace.position].to(view.compute_dtype)
-    value = trace.value[layer].to(pattern).permute(1, 2, 0)
-    return pattern[:, None, :] * value.repeat_interleave(view.n_heads // view.n_kv_heads, dim=0)
+    """``pattern[head, dest, source] * value[source, kv(head), dim]``, as far as ``hook_z`` kept it."""
+    pattern = trace.pattern[layer][:, trace.position].to(trace.view.compute_dtype)
+    weight = pattern[:, None, :] * values(trace, layer).to(pattern.device)
+    factor = kept(trace, layer, torch.tensor([trace.position]))
+    return weight if factor is None else weight * factor[0, ..., None]
 
 
 def coefficients_along(trace: "Trace", neuron: Neuron, pos: Int[Tensor, " pos"]) -> Float[Tensor, " pos"]:
@@ -72,7 +76,9 @@ def coefficients_along(trace: "Trace", neuron: Neuron, pos: Int[Tensor, " pos"])
     pattern = trace.pattern[neuron.layer]
     attended = pattern[neuron.head, pos.to(pattern.device), neuron.source].to(view.compute_dtype)
     kv_head = neuron.head // (view.n_heads // view.n_kv_heads)
-    return attended * trace.value[neuron.layer][neuron.source, kv_head, neuron.dim].to(attended)
+    weight = attended * trace.value[neuron.layer][neuron.source, kv_head, neuron.dim].to(attended)
+    factor = kept(trace, neuron.layer, pos, slice(neuron.head, neuron.head + 1))
+    return weight if factor is None else weight * factor[:, 0, neuron.dim].to(weight)
 
 
 def row_of(trace: "Trace", neuron: Neuron) -> Float[Tensor, " d_model"]:
@@ -83,8 +89,8 @@ def row_of(trace: "Trace", neuron: Neuron) -> Float[Tensor, " d_model"]:
 
 
 def head_vectors(trace: "Trace", layer: int) -> Float[Tensor, "head d_model"]:
-    """What each head adds: the sum of its neurons, without the attention output bias."""
-    z = attn_coefficients(trace, layer).sum(-1)
+    """What each head adds (``hook_z`` through ``W_O``): the sum of its neurons, without the attention output bias."""
+    z = trace.z[layer][trace.position].to(trace.view.compute_dtype)
     return torch.einsum("hd,hdm->hm", z, trace.view.W_O(layer).to(z))
 
 

@@ -1,0 +1,49 @@
+"""Products with the vocabulary: in blocks, without a converted copy, and rounded alike whatever stands beside.
+
+Libraries multiply a few rows by other kernels than many rows, and sum one row in another order than several. Here
+every row of a result is computed the same way, so in float32 on a processor a neuron's score is the same to the last
+bit whether it is scored alone or among thousands, and ties stay ties.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+MIN_ROWS = 32
+
+
+def slices(length: int, step: int) -> Iterator[slice]:
+    step = max(1, min(step, length))
+    for start in range(0, length, step):
+        yield slice(start, min(start + step, length))
+
+
+def matmul(x: Tensor, W_U: Tensor, memory_budget: int) -> Tensor:
+    """``x @ W_U`` in the precision of ``x``, without a converted copy of the whole unembedding."""
+    if W_U.dtype == x.dtype:
+        return product(x, W_U)
+    out = x.new_empty(len(x), W_U.shape[1])
+    for block in slices(W_U.shape[1], memory_budget // (8 * x.dtype.itemsize * W_U.shape[0])):
+        out[:, block] = product(x, W_U[:, block])
+    return out
+
+
+def product(x: Tensor, matrix: Tensor) -> Tensor:
+    """``x @ matrix``, each row rounded alike whatever rows stand beside it.
+
+    Libraries multiply a few rows by other kernels than many rows; with zero rows up to a minimum, a neuron's
+    score is the same to the last bit whether it is scored alone or among thousands, so ties stay ties.
+    """
+    missing = MIN_ROWS - len(x)
+    if missing <= 0:
+        return x @ matrix.to(x.dtype)
+    return (torch.cat([x, x.new_zeros(missing, x.shape[1])]) @ matrix.to(x.dtype))[: len(x)]
+
+
+def along(directions: Tensor, options: Tensor) -> Float[Tensor, "direction option"]:
+    """Inner products with a few options, rounded alike whatever stands beside (a product by one column is not)."""
+    if len(options) >= MIN_ROWS:
+        return product(directions, options.T)
+    return torch.stack([(directions * option).sum(-1) for option in options], -1)
