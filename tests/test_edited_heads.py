@@ -108,6 +108,15 @@ def test_layers_and_single_neurons(case):
     assert not one[:, 0, 3].any() and one[:, 0, 2].any()
 
 
+def test_a_zeroed_neuron_says_nothing(case):
+    """One neuron asked about by name: its coefficient is zero where it writes, and so is every logit change."""
+    neuron = na.AttnNeuron(HEAD.layer, HEAD.head, 0, 2)
+    trace = inside(case, HEAD)
+    for end in (na.promoted_tokens(trace, [neuron], 3).up[0], na.promoted_tokens(trace, [neuron], 3).down[0]):
+        assert [change for _, change in end] == [0, 0, 0]
+    assert any(change for _, change in na.promoted_tokens(na.trace(case.model, PROMPT, 11), [neuron], 3).up[0])
+
+
 def test_an_own_cache_and_a_comparison(case):
     """A cache made inside the ablation is the same trace; `compare` names what the head's loss costs."""
     usual = na.trace(case.model, PROMPT, 11)
