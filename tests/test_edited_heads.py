@@ -1,10 +1,13 @@
 """Traces of runs whose heads were edited at `hook_z`, behind pattern and values: inside an ablation, say."""
 
+import dataclasses
+
 import pytest
 import torch
 import zoo
 
 import tl_neuron_attr as na
+from tl_neuron_attr.writes import attn_coefficients
 
 PROMPT = list(zoo.TOKENS)
 HEAD = na.Head(1, 2)
@@ -128,6 +131,22 @@ def test_an_own_cache_and_a_comparison(case):
     lost = scores(na.compare(usual, trace, "attn", ALL))
     own, ablated = scores(na.value_neurons(usual, "attn", ALL)), scores(na.value_neurons(trace, "attn", ALL))
     assert lost == pytest.approx({neuron: own[neuron] - ablated[neuron] for neuron in own}, abs=1e-5)
+
+
+def test_terms_that_cancel_are_no_edit():
+    """A sum that is exactly zero in the model and a rounding error here keeps its terms, as before the last bit."""
+    trace = na.trace(zoo.case("gpt2", zoo.BACKENDS[0]).model, PROMPT, 11)
+    pattern, value, z = (list(t) for t in (trace.pattern, trace.value, trace.z))
+    pattern[0], value[0], z[0] = pattern[0].clone(), value[0].clone(), z[0].clone()
+    pattern[0][0, -1] = torch.tensor([0.25, 0.25, 0.5, 0, 0, 0, 0])
+    value[0][:3, 0, 0] = torch.tensor([1.0, 1.0, -1 - 2e-7])
+    z[0][-1, 0] = torch.einsum("s,sd->d", pattern[0][0, -1], value[0][:, 0])
+    z[0][-1, 0, 0] = 0
+    cancelling = dataclasses.replace(trace, pattern=tuple(pattern), value=tuple(value), z=tuple(z))
+    assert attn_coefficients(cancelling, 0)[0, 0, :3].tolist() == pytest.approx([0.25, 0.25, -0.5])
+    z[0][:, 0, 0] = 0
+    everywhere = dataclasses.replace(trace, pattern=tuple(pattern), value=tuple(value), z=tuple(z))
+    assert not attn_coefficients(everywhere, 0)[0, 0].any()
 
 
 def test_zeroed_in_low_precision():

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from tl_neuron_attr.neurons import (
         MLPNeuron as MLPNeuron,
     )
+    from tl_neuron_attr.query import TinyDenominatorWarning as TinyDenominatorWarning
     from tl_neuron_attr.query import query_layers as query_layers
     from tl_neuron_attr.query import query_neurons as query_neurons
     from tl_neuron_attr.recording import mean_activations as mean_activations
@@ -105,6 +106,7 @@ _HOME = {
     "Scale": "modes",
     "SetTo": "modes",
     "TargetError": "targets",
+    "TinyDenominatorWarning": "query",
     "Trace": "trace",
     "UnsupportedModelError": "model_view",
     "Zero": "modes",

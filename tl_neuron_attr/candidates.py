@@ -117,9 +117,10 @@ class Candidates:
 
     def _coefficients(self, index: Tensor, row: Tensor, source: Tensor) -> Tensor:
         out = torch.empty(len(index), dtype=self.readout.dtype)
+        dest = torch.tensor([self.trace.position])
         for i in index.unique().tolist():
             mine = index == i
-            out[mine] = coefficients_at(self.trace, self.kind, self.layers[i], row[mine], source[mine]).cpu()
+            out[mine] = coefficients_at(self.trace, self.kind, self.layers[i], row[mine], source[mine], dest)[0].cpu()
         return out
 
 

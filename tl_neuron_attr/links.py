@@ -17,7 +17,7 @@ from tl_neuron_attr.neurons import MLPNeuron, Neuron
 from tl_neuron_attr.numbering import place
 from tl_neuron_attr.query import weighted_keys
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
-from tl_neuron_attr.writes import coefficients_along, row_of
+from tl_neuron_attr.writes import coefficient, row_of
 
 if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
@@ -66,10 +66,9 @@ def links(
 
 def _seen(trace: "Trace", queries: tuple[Neuron, ...], group: Keys) -> Tensor:
     """Each query neuron's coefficient at the position the group reads; zero where it writes too late."""
-    pos = torch.tensor([group.pos])
     seen: list[float] = []
     for neuron in queries:
         same_layer = group.reads_attn and not isinstance(neuron, MLPNeuron)
         early = neuron.layer < group.layer + same_layer
-        seen.append(float(coefficients_along(trace, neuron, pos)[0]) if early else 0.0)
+        seen.append(float(coefficient(trace, neuron, group.pos)) if early else 0.0)
     return torch.tensor(seen, dtype=trace.view.compute_dtype)

@@ -18,19 +18,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_neuron_attr.candidates import scores_of
 from tl_neuron_attr.keys import Key, Keys, keys_of
-from tl_neuron_attr.neurons import Kind, MLPNeuron, Neuron, check_kind
+from tl_neuron_attr.neurons import Kind, Neuron, check_kind
 from tl_neuron_attr.numbering import Numbering, chosen_layers
 from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
 from tl_neuron_attr.results import LayerScores, RankedNeurons
 from tl_neuron_attr.sources import kept, values
 from tl_neuron_attr.value import VALUE_METHOD
-from tl_neuron_attr.writes import coefficients_along, row_of
+from tl_neuron_attr.writes import coefficients_at, directions
 
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
@@ -131,18 +131,18 @@ def query_neurons(
     summed = _SummedKeys(trace, weighted)
     scores = torch.cat([_layer_scores(trace, kind, layer, summed) for layer in chosen])
     best = _top(scores, k)
-    ids = Numbering.of(trace, kind, chosen).ids(best)
-    strongest = [_strongest(trace, neuron, summed) for neuron in ids]
+    numbering = Numbering.of(trace, kind, chosen)
+    pos, coefficient = _strongest(trace, numbering, best, summed)
     return RankedNeurons(
         kind=kind,
-        ids=ids,
+        ids=numbering.ids(best),
         scores=scores[best],
-        coefficients=torch.tensor([c for _, c in strongest], dtype=scores.dtype),
+        coefficients=coefficient,
         method="query" if normalise else "query_unnormalised",
         n_evaluated=scores.numel(),
         n_neurons=scores.numel(),
         provenance=trace.provenance,
-        columns={"pos": tuple(pos for pos, _ in strongest)},
+        columns={"pos": tuple(pos.tolist())},
     )
 
 
@@ -236,13 +236,22 @@ def _layer_scores(trace: "Trace", kind: Kind, layer: int, summed: _SummedKeys) -
     return (moved * values(trace, layer).to(moved)).flatten().cpu()
 
 
-def _strongest(trace: "Trace", neuron: Neuron, summed: _SummedKeys) -> tuple[int, float]:
-    """Where a query neuron contributes most (in size), and its coefficient there."""
-    pos, K = summed.after("mlp" if isinstance(neuron, MLPNeuron) else "attn", neuron.layer)
-    coefficient = coefficients_along(trace, neuron, pos)
-    row = row_of(trace, neuron)
-    best = int((coefficient * (K.to(row.device) @ row).to(coefficient.device)).abs().argmax())
-    return int(pos[best]), float(coefficient[best])
+def _strongest(
+    trace: "Trace", numbering: Numbering, best: Int[Tensor, " rank"], summed: _SummedKeys
+) -> tuple[Int[Tensor, " rank"], Float[Tensor, " rank"]]:
+    """Where query neurons contribute most (in size), and their coefficients there."""
+    index, row, source = numbering.places(best)
+    where, coefficient = torch.zeros_like(best), torch.zeros(len(best), dtype=trace.view.compute_dtype)
+    for i in index.unique().tolist():
+        mine, layer = index == i, numbering.layers[i]
+        pos, K = summed.after(numbering.kind, layer)
+        weight = coefficients_at(trace, numbering.kind, layer, row[mine], source[mine], pos)
+        rows = directions(trace, numbering.kind, layer)
+        along = K.to(rows.device) @ rows[row[mine].to(rows.device)].to(K.dtype).T
+        strongest = (weight * along.to(weight.device)).abs().argmax(0)
+        where[mine] = pos[strongest.cpu()]
+        coefficient[mine] = weight.gather(0, strongest[None])[0].cpu()
+    return where, coefficient
 
 
 def _top(scores: Tensor, k: int) -> Tensor:

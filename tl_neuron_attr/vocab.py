@@ -22,7 +22,7 @@ from tl_neuron_attr.numbering import chosen_layers, place
 from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
 from tl_neuron_attr.results import RankedNeurons
-from tl_neuron_attr.writes import coefficients_along, row_of
+from tl_neuron_attr.writes import coefficient, row_of
 
 if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
@@ -146,7 +146,7 @@ def _written(
         place(trace, neuron)
         pos = position if position is not None else trace.position if own is None else int(cast("int", own[i]))
         row = row_of(trace, neuron)
-        placed.append((neuron, pos, row * coefficients_along(trace, neuron, torch.tensor([pos])).to(row)))
+        placed.append((neuron, pos, row * coefficient(trace, neuron, pos).to(row)))
     return placed
 
 

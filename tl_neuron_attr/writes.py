@@ -28,20 +28,36 @@ def coefficients(trace: "Trace", kind: Kind, layer: int) -> Float[Tensor, "row s
 
 
 def coefficients_at(
-    trace: "Trace", kind: Kind, layer: int, row: Int[Tensor, " neuron"], source: Int[Tensor, " neuron"]
-) -> Float[Tensor, " neuron"]:
-    """The coefficients of some neurons of a layer, as :func:`coefficients` gives them, without the others'."""
-    if kind == "mlp":
-        weight = mlp_coefficients(trace, layer)
-        return weight[row.to(weight.device)]
+    trace: "Trace",
+    kind: Kind,
+    layer: int,
+    row: Int[Tensor, " neuron"],
+    source: Int[Tensor, " neuron"],
+    pos: Int[Tensor, " pos"],
+) -> Float[Tensor, "pos neuron"]:
+    """The coefficients of some neurons of a layer at the positions ``pos``, without the others'.
+
+    ``row`` counts directions as :func:`directions` does. An attention neuron's is zero before its source.
+    """
     view = trace.view
+    if kind == "mlp":
+        post = _post(trace, layer)
+        return post[pos.to(post.device)][:, row.to(post.device)].to(view.compute_dtype)
     pattern, value = trace.pattern[layer], trace.value[layer]
     row, source = row.to(pattern.device), source.to(pattern.device)
     head, dim = row // view.d_head, row % view.d_head
-    attended = pattern[head, trace.position, source].to(view.compute_dtype)
+    attended = pattern[head, pos.to(pattern.device)[:, None], source].to(view.compute_dtype)
     weight = attended * value[source, head // (view.n_heads // view.n_kv_heads), dim].to(attended)
-    factor = kept(trace, layer, torch.tensor([trace.position]))
-    return weight if factor is None else weight * factor[0, head, dim].to(weight)
+    factor = kept(trace, layer, pos)
+    return weight if factor is None else weight * factor[:, head, dim].to(weight)
+
+
+def coefficient(trace: "Trace", neuron: Neuron, pos: int) -> Float[Tensor, ""]:
+    """The coefficient of one neuron at one position."""
+    mlp = isinstance(neuron, MLPNeuron)
+    row, source = (neuron.neuron, 0) if mlp else (neuron.head * trace.view.d_head + neuron.dim, neuron.source)
+    one = [torch.tensor([number]) for number in (row, source, pos)]
+    return coefficients_at(trace, "mlp" if mlp else "attn", neuron.layer, *one)[0, 0]
 
 
 def directions(trace: "Trace", kind: Kind, layer: int) -> Float[Tensor, "row d_model"]:
@@ -51,10 +67,14 @@ def directions(trace: "Trace", kind: Kind, layer: int) -> Float[Tensor, "row d_m
 
 def mlp_coefficients(trace: "Trace", layer: int) -> Float[Tensor, " d_mlp"]:
     """``hook_post`` at the predicting position, float32 or better."""
+    return _post(trace, layer)[trace.position].to(trace.view.compute_dtype)
+
+
+def _post(trace: "Trace", layer: int) -> Float[Tensor, "pos d_mlp"]:
     post = trace.post[layer]
     if post is None:
         raise ValueError(trace.view.mlp_refusal(layer) or f"layer {layer} has no MLP neurons")
-    return post[trace.position].to(trace.view.compute_dtype)
+    return post
 
 
 def attn_coefficients(trace: "Trace", layer: int) -> Float[Tensor, "head d_head source"]:
@@ -63,22 +83,6 @@ def attn_coefficients(trace: "Trace", layer: int) -> Float[Tensor, "head d_head 
     weight = pattern[:, None, :] * values(trace, layer).to(pattern.device)
     factor = kept(trace, layer, torch.tensor([trace.position]))
     return weight if factor is None else weight * factor[0, ..., None]
-
-
-def coefficients_along(trace: "Trace", neuron: Neuron, pos: Int[Tensor, " pos"]) -> Float[Tensor, " pos"]:
-    """The coefficient of one neuron at each of the positions ``pos`` (zero before an attention neuron's source)."""
-    view = trace.view
-    if isinstance(neuron, MLPNeuron):
-        post = trace.post[neuron.layer]
-        if post is None:
-            raise ValueError(view.mlp_refusal(neuron.layer) or f"layer {neuron.layer} has no MLP neurons")
-        return post[pos.to(post.device), neuron.neuron].to(view.compute_dtype)
-    pattern = trace.pattern[neuron.layer]
-    attended = pattern[neuron.head, pos.to(pattern.device), neuron.source].to(view.compute_dtype)
-    kv_head = neuron.head // (view.n_heads // view.n_kv_heads)
-    weight = attended * trace.value[neuron.layer][neuron.source, kv_head, neuron.dim].to(attended)
-    factor = kept(trace, neuron.layer, pos, slice(neuron.head, neuron.head + 1))
-    return weight if factor is None else weight * factor[:, 0, neuron.dim].to(weight)
 
 
 def row_of(trace: "Trace", neuron: Neuron) -> Float[Tensor, " d_model"]:
