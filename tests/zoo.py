@@ -15,16 +15,17 @@ import functools
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from reference_forward import Float64Only, skeleton, widen_rotary
+from reference_float64 import Float64Only, widen_rotary
+from reference_parts import skeleton
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from zoo_configs import CONFIGS, MAIN, llama_like, randomise
 
 DATA = Path(__file__).parent / "data"
 
@@ -61,88 +62,6 @@ class ZooCase:
 
 
 # Hugging Face models
-
-
-def _gpt2() -> Any:
-    return transformers.GPT2Config(
-        vocab_size=96,
-        n_positions=32,
-        n_embd=32,
-        n_layer=3,
-        n_head=4,
-        n_inner=72,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-    )
-
-
-def llama_like(cls: Any, **changes: Any) -> Any:
-    values: dict[str, Any] = dict(
-        vocab_size=100,
-        hidden_size=32,
-        intermediate_size=52,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-    )
-    return cls(**{**values, **changes})
-
-
-def _neox(parallel: bool) -> Any:
-    return transformers.GPTNeoXConfig(
-        vocab_size=110,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-        rotary_pct=0.5,
-        use_parallel_residual=parallel,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        tie_word_embeddings=False,
-    )
-
-
-CONFIGS: dict[str, Callable[[], Any]] = {
-    "gpt2": _gpt2,
-    "llama": lambda: llama_like(transformers.LlamaConfig),
-    "llama_gqa": lambda: llama_like(
-        transformers.LlamaConfig,
-        vocab_size=96,
-        hidden_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=16,  # 6 * 16 != 48
-    ),
-    "qwen2": lambda: llama_like(transformers.Qwen2Config, vocab_size=128, num_key_value_heads=2),
-    "neox": lambda: _neox(parallel=True),
-    "neox_sequential": lambda: _neox(parallel=False),
-    "phi": lambda: llama_like(
-        transformers.PhiConfig, num_hidden_layers=2, hidden_act="gelu_new", partial_rotary_factor=0.5
-    ),
-}
-
-
-def randomise(hf_model: Any, seed: int) -> Any:
-    """Norm gains around 1, every bias and matrix random, large enough for peaked attention and logits."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in hf_model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim == 1 and name.endswith("weight"):
-                parameter.copy_(1 + 0.3 * noise)
-            elif parameter.ndim == 1:
-                parameter.copy_(0.3 * noise)
-            elif any(part in name for part in ("wte", "wpe", "embed_tokens", "embed_in")):
-                parameter.copy_(0.6 * noise)
-            else:
-                parameter.copy_(noise * 1.2 / parameter.shape[-1] ** 0.5)
-    return hf_model.eval()
 
 
 @functools.cache
@@ -322,7 +241,7 @@ def case(name: str, backend: str, dtype: torch.dtype = torch.float32) -> ZooCase
     return ZooCase(name, backend, build(hf, backend, dtype), hf, TOKENS)
 
 
-NAMES = tuple(CONFIGS)
+NAMES = tuple(MAIN)
 CASES = tuple((name, backend) for name in NAMES for backend in BACKENDS)
 
 
