@@ -20,7 +20,7 @@ class Float64Only(TorchFunctionMode):
 
 
 def widen_rotary(model: Any) -> None:
-    """Rotary frequencies, and GPT-J's sines, are computed in float32 by transformers: again, in float64."""
+    """Rotary frequencies are computed in float32 by transformers: again, in float64. So is what GPT-J keeps."""
     for module in model.modules():
         for name in [n for n in vars(module) | module._buffers if n.endswith("inv_freq") and "original" not in n]:
             if isinstance(getattr(module, name), torch.Tensor):
@@ -30,6 +30,8 @@ def widen_rotary(model: Any) -> None:
             positions, dim = table.shape
             angles = torch.arange(positions, dtype=torch.float64)[:, None] * _powers(10000.0, dim // 2)
             _replace(module, "embed_positions", torch.cat((angles.sin(), angles.cos()), dim=1))
+        if isinstance(getattr(module, "scale_attn", None), torch.Tensor):  # GPT-J of transformers 4
+            _replace(module, "scale_attn", torch.tensor(module.head_dim, dtype=torch.float64).sqrt())
 
 
 def _frequencies(module: Any, config: Any, name: str) -> torch.Tensor:

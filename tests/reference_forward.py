@@ -3,126 +3,20 @@
 Imports neither the package nor TransformerLens: what the reference loop knows of a model comes from here,
 through forward hooks on the Hugging Face modules and from their weights. Everything is a float64 NumPy array.
 
-A recording checks itself: values, activations, logits and what every block adds are computed again from the
+The recording checks itself: values, activations, logits and what every block adds are computed again from the
 stream and the weights, and must be what the model computed.
-
-Shapes: `pos` positions, `head` query heads, `kv` key-value heads, `dim` dimensions of a head.
 """
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from reference_float64 import Float64Only, widen_rotary
 from reference_parts import Parts, logit_cap, logit_scale, parts_of, skeleton
+from reference_recording import Array, LayerRecord, Norm, PostMap, Recording
 
-__all__ = ["Array", "Float64Only", "LayerRecord", "Recording", "parts_of", "record", "skeleton", "widen_rotary"]
-
-Array = np.ndarray
-
-
-@dataclass(frozen=True)
-class Norm:
-    """N(x) = (x - mean(x)) gain / s + bias, or without the mean (RMSNorm); s^2 = mean square + eps."""
-
-    centred: bool
-    eps: float
-    gain: Array  # [d_model]
-    bias: Array  # [d_model]
-
-    def centre(self, x: Array) -> Array:
-        return x - x.mean(-1, keepdims=True) if self.centred else x
-
-    def scale(self, x: Array) -> Array:
-        return np.sqrt((self.centre(x) ** 2).mean(-1) + self.eps)
-
-    def __call__(self, x: Array) -> Array:
-        return self.centre(x) * self.gain / self.scale(x)[..., None] + self.bias
-
-
-@dataclass(frozen=True)
-class PostMap:
-    """What a vector given by a sublayer becomes when it is added: linear, the norm's scale being that of the run."""
-
-    gain: Array  # [d_model]
-    scale: Array  # [pos]
-    multiplier: float
-
-    def __call__(self, vectors: Array, position: int | slice) -> Array:
-        """[..., d_model] at one position, or [pos, d_model] at all of them."""
-        scale = self.scale[position]
-        return self.multiplier * vectors * self.gain / (scale[:, None] if scale.ndim else scale)
-
-
-@dataclass(frozen=True)
-class LayerRecord:
-    """What one block read, computed and added, and the weights that say so."""
-
-    resid_pre: Array  # [pos, d_model]
-    attn_out: Array  # [pos, d_model], what attention adds, bias included, after `attn_post`
-    mlp_out: Array  # [pos, d_model], what the MLP adds, bias included, after `mlp_post`
-    mlp_act: Array  # [pos, d_mlp], what multiplies the rows of W_out
-    pattern: Array  # [head, dest, source]
-    value: Array  # [pos, kv, dim], value bias included
-    value_constant: Array  # [kv, dim]: what the values hold whatever the stream is, b_V + W_V' (bias of the norm)
-    W_V: Array  # [kv, d_model, dim]
-    W_O: Array  # [head, dim, d_model]
-    W_out: Array  # [d_mlp, d_model]
-    W_in: Array  # [d_model, d_mlp]; "up" of a gated MLP
-    W_gate: Array | None  # [d_model, d_mlp]
-    in_pre: Array  # [pos, d_mlp]
-    gate_pre: Array | None  # [pos, d_mlp]
-    norm_attn: Norm | None  # before attention; None: attention reads the stream itself
-    norm_mlp: Norm | None
-    attn_post: PostMap | None  # from what attention gives (biases included) to what is added; None: the same
-    mlp_post: PostMap | None
-    parallel: bool  # whether the MLP reads the stream before attention
-
-    @property
-    def gain_attn(self) -> Array:
-        """[d_model], of the norm before attention."""
-        return np.ones(self.resid_pre.shape[1]) if self.norm_attn is None else self.norm_attn.gain
-
-    @property
-    def gain_mlp(self) -> Array:
-        """[d_model], of the norm before the MLP."""
-        return np.ones(self.resid_pre.shape[1]) if self.norm_mlp is None else self.norm_mlp.gain
-
-    @property
-    def mlp_read(self) -> Array:
-        """[pos, d_model], the stream that the MLP reads."""
-        return self.resid_pre if self.parallel else self.resid_pre + self.attn_out
-
-    def attn_rows(self, position: int) -> Array:
-        """[head, dim, d_model], as added at a position."""
-        return self.W_O if self.attn_post is None else self.attn_post(self.W_O, position)
-
-    def mlp_rows(self, position: int) -> Array:
-        """[d_mlp, d_model], as added at a position."""
-        return self.W_out if self.mlp_post is None else self.mlp_post(self.W_out, position)
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A forward pass over one prompt. Logits: cap(logit_scale (W_U' N(x) + b_U)), cap(z) = c tanh(z / c)."""
-
-    tokens: tuple[int, ...]
-    embed: Array  # [pos, d_model], the residual stream's start
-    layers: tuple[LayerRecord, ...]
-    final: Array  # [pos, d_model], the residual stream before the final norm
-    norm: Norm
-    W_U: Array  # [d_model, d_vocab]
-    b_U: Array  # [d_vocab]
-    logit_scale: float
-    cap: float | None
-    log_probs: Array  # [pos, d_vocab], the model's own
-    act: Callable[[torch.Tensor], torch.Tensor]
-
-    def capped(self, z: Array) -> Array:
-        return z if self.cap is None else self.cap * np.tanh(z / self.cap)
+__all__ = ["Array", "LayerRecord", "Norm", "Recording", "parts_of", "record", "skeleton"]
 
 
 def record(hf_model: Any, tokens: list[int]) -> Recording:
@@ -227,6 +121,8 @@ def _layer(p: Parts, seen: dict[Any, Array], layer: int, pattern: Array) -> Laye
         norm_mlp=norm_mlp,
         attn_post=attn_post,
         mlp_post=mlp_post,
+        b_O=_bias(p.out),
+        b_out=_bias(p.down),
         parallel=p.parallel,
     )
     # what is read: the stream through the norm and the weights
@@ -243,11 +139,9 @@ def _layer(p: Parts, seen: dict[Any, Array], layer: int, pattern: Array) -> Laye
     # what is added: neurons and bias, each sent through the post-map alone
     z = np.einsum("hqk,khd->qhd", pattern, np.repeat(record.value, heads // record.value.shape[1], axis=1))
     for q in range(n_pos):
-        attn_bias, mlp_bias = _bias(p.out), _bias(p.down)
-        attn_bias = attn_bias if attn_post is None else attn_post(attn_bias, q)
-        mlp_bias = mlp_bias if mlp_post is None else mlp_post(mlp_bias, q)
-        _same(np.einsum("hd,hdm->m", z[q], record.attn_rows(q)) + attn_bias, record.attn_out[q])
-        _same(record.mlp_act[q] @ record.mlp_rows(q) + mlp_bias, record.mlp_out[q])
+        attn = np.einsum("hd,hdm->m", z[q], record.attn_rows(q)) + record.attn_bias(q)
+        _same(attn, record.attn_out[q])
+        _same(record.mlp_act[q] @ record.mlp_rows(q) + record.mlp_bias(q), record.mlp_out[q])
     return record
 
 

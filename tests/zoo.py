@@ -21,11 +21,13 @@ from typing import Any
 
 import torch
 import transformers
+import zoo_hooked
 from reference_float64 import Float64Only, widen_rotary
 from reference_parts import skeleton
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
-from zoo_configs import CONFIGS, MAIN, llama_like, randomise
+from zoo_configs import CONFIGS, MAIN, randomise
+from zoo_configs import llama_like as llama_like
 
 DATA = Path(__file__).parent / "data"
 
@@ -72,6 +74,7 @@ def hf_model(name: str, seed: int = 0) -> Any:
         return model.float().eval()
     config = CONFIGS[name]()
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model.config.architectures = [type(model).__name__]  # as every saved model has it
     return randomise(model.float(), seed=1000 * seed + sum(map(ord, name)))
 
 
@@ -126,79 +129,8 @@ def clone(hf: Any, dtype: torch.dtype) -> Any:
 
 def hooked(hf: Any, processed: bool, dtype: torch.dtype = torch.float32) -> Any:
     """A HookedTransformer with the weights of `hf`, through TransformerLens's own conversion."""
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-    from transformer_lens.pretrained import weight_conversions as wc
-
-    cfg = HookedTransformerConfig(**_hooked_config(hf.config), dtype=dtype, device="cpu")
-    convert = {
-        "gpt2": wc.convert_gpt2_weights,
-        "llama": wc.convert_llama_weights,
-        "qwen2": wc.convert_qwen2_weights,
-        "gpt_neox": wc.convert_neox_weights,
-        "phi": wc.convert_phi_weights,
-    }[hf.config.model_type]
-    model = HookedTransformer(cfg, tokenizer=tokenizer(hf.config.vocab_size), move_to_device=False)
-    with torch.no_grad():
-        state = {k: v.detach().clone().to(dtype) for k, v in convert(hf, cfg).items()}
-        model.load_and_process_state_dict(
-            state,
-            fold_ln=processed,
-            center_writing_weights=processed,
-            center_unembed=processed,
-            fold_value_biases=processed,
-        )
-    return model.eval()
-
-
-def _hooked_config(config: Any) -> dict[str, Any]:
-    heads, width = config.num_attention_heads, config.hidden_size
-    kv = getattr(config, "num_key_value_heads", heads)
-    kind = config.model_type
-    d_head = getattr(config, "head_dim", None) or width // heads
-    values: dict[str, Any] = dict(
-        n_layers=config.num_hidden_layers,
-        d_model=width,
-        n_heads=heads,
-        d_head=d_head,
-        n_ctx=config.max_position_embeddings,
-        d_vocab=config.vocab_size,
-        default_prepend_bos=False,
-        original_architecture=config.architectures[0] if config.architectures else None,
-    )
-    if kind == "gpt2":
-        return values | dict(
-            d_mlp=config.n_inner,
-            act_fn=config.activation_function,
-            normalization_type="LN",
-            eps=config.layer_norm_epsilon,
-        )
-    rotary = config.rope_parameters if getattr(config, "rope_parameters", None) else vars(config)
-    values |= dict(
-        d_mlp=config.intermediate_size,
-        act_fn=config.hidden_act,
-        positional_embedding_type="rotary",
-        rotary_adjacent_pairs=False,
-        rotary_base=float(rotary.get("rope_theta", 10000.0)),
-        rotary_dim=d_head,
-    )
-    if kind == "gpt_neox":
-        return values | dict(
-            normalization_type="LN",
-            eps=config.layer_norm_eps,
-            parallel_attn_mlp=config.use_parallel_residual,
-            rotary_dim=d_head // 2,
-        )
-    if kind == "phi":
-        return values | dict(
-            normalization_type="LN", eps=config.layer_norm_eps, parallel_attn_mlp=True, rotary_dim=d_head // 2
-        )
-    return values | dict(
-        normalization_type="RMS",
-        final_rms=True,
-        gated_mlp=True,
-        eps=config.rms_norm_eps,
-        n_key_value_heads=None if kv == heads and kind == "llama" else kv,
-    )
+    wide = clone(hf, dtype) if dtype is torch.float64 else hf  # Gemma's conversion adds 1 to gains in float32
+    return zoo_hooked.hooked(wide, processed, tokenizer(hf.config.vocab_size), dtype)
 
 
 def build(hf: Any, backend: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -241,8 +173,22 @@ def case(name: str, backend: str, dtype: torch.dtype = torch.float32) -> ZooCase
     return ZooCase(name, backend, build(hf, backend, dtype), hf, TOKENS)
 
 
+# The whole suite runs on NAMES; FAMILIES are all architectures, for tests of what architectures do.
 NAMES = tuple(MAIN)
 CASES = tuple((name, backend) for name in NAMES for backend in BACKENDS)
+FAMILIES = tuple(CONFIGS)
+HOOKED_FAMILIES = tuple(n for n in FAMILIES if HOOKED and zoo_hooked.expresses(CONFIGS[n]()))
+# Builds, and computes something else than the Hugging Face model, in every mode of the bridge.
+BRIDGE_FAULTS = {"falcon_new": "splits the fused matrix as if all queries came first, then all keys, all values"}
+if HOOKED:  # TransformerLens 3; 4.3 is right
+    BRIDGE_FAULTS["cohere"] = "rotates the halves of a head, not neighbours"
+BRIDGE_FAMILIES = tuple(n for n in FAMILIES if BRIDGE and n not in (*BRIDGE_FAULTS, "attn_only"))
+FAMILY_CASES = tuple(
+    (name, backend)
+    for name in FAMILIES
+    for backend in BACKENDS
+    if name in (BRIDGE_FAMILIES if backend.startswith("bridge") else HOOKED_FAMILIES)
+)
 
 
 def log_probs(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:

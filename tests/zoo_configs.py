@@ -145,7 +145,7 @@ def _opt() -> Any:
 
 
 def _falcon(**changes: Any) -> Any:
-    return transformers.FalconConfig(
+    values: dict[str, Any] = dict(
         vocab_size=100,
         hidden_size=32,
         num_hidden_layers=2,
@@ -159,8 +159,8 @@ def _falcon(**changes: Any) -> Any:
         attention_dropout=0.0,
         bos_token_id=0,
         eos_token_id=0,
-        **changes,
     )
+    return transformers.FalconConfig(**{**values, **changes})
 
 
 def _bloom() -> Any:
@@ -194,6 +194,13 @@ def _gpt_bigcode() -> Any:
     )
 
 
+def _attn_only() -> Any:
+    """GPT-2 whose MLPs add nothing (see `randomise`): what an attention-only HookedTransformer computes."""
+    config = _gpt2()
+    config.attn_only = True
+    return config
+
+
 t = transformers
 OTHERS: dict[str, Callable[[], Any]] = {
     "gpt_neo": _gpt_neo,
@@ -216,8 +223,9 @@ OTHERS: dict[str, Callable[[], Any]] = {
         sliding_window=3,
         layer_types=["sliding_attention", "full_attention"],
     ),
-    "olmo": lambda: _grouped(t.OlmoConfig, clip_qkv=1.5),
-    "olmo2": lambda: _grouped(t.Olmo2Config),
+    "olmo": lambda: _grouped(t.OlmoConfig, num_key_value_heads=4),
+    "olmo_clipped": lambda: _grouped(t.OlmoConfig, num_key_value_heads=4, clip_qkv=1.5),
+    "olmo2": lambda: _grouped(t.Olmo2Config, num_key_value_heads=4),
     "granite": lambda: _grouped(
         t.GraniteConfig,
         embedding_multiplier=3.0,
@@ -226,17 +234,19 @@ OTHERS: dict[str, Callable[[], Any]] = {
         logits_scaling=0.5,
     ),
     "cohere": lambda: _grouped(t.CohereConfig, logit_scale=0.7, tie_word_embeddings=True),
-    "stablelm": lambda: _grouped(
-        t.StableLmConfig, partial_rotary_factor=0.5, use_qkv_bias=True, hidden_dropout=0.0
-    ),
+    "stablelm": lambda: _grouped(t.StableLmConfig, partial_rotary_factor=0.5, use_qkv_bias=True, hidden_dropout=0.0),
     "stablelm_parallel": lambda: _grouped(
         t.StableLmConfig, partial_rotary_factor=0.25, use_parallel_residual=True, hidden_dropout=0.0
     ),
     "falcon": lambda: _falcon(multi_query=True, new_decoder_architecture=False),
-    "falcon_new": lambda: _falcon(new_decoder_architecture=True, num_kv_heads=2),
+    "falcon_sequential": lambda: _falcon(
+        multi_query=False, new_decoder_architecture=False, parallel_attn=False, alibi=True
+    ),
+    "falcon_new": lambda: _falcon(multi_query=False, new_decoder_architecture=True, num_kv_heads=2),
     "bloom": _bloom,
     "smollm3": lambda: _grouped(t.SmolLM3Config, no_rope_layers=[1, 0]),
     "gpt_bigcode": _gpt_bigcode,
+    "attn_only": _attn_only,
 }
 CONFIGS = MAIN | OTHERS
 
@@ -260,4 +270,6 @@ def randomise(hf_model: Any, seed: int) -> Any:
                 parameter.copy_(embedding * noise)
             else:
                 parameter.copy_(noise * 1.2 / parameter.shape[-1] ** 0.5)
+            if getattr(hf_model.config, "attn_only", False) and "mlp.c_proj" in name:
+                parameter.zero_()
     return hf_model.eval()
