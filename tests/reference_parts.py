@@ -56,7 +56,7 @@ def logit_scale(config: Any) -> float:
 
 def logit_cap(config: Any) -> float | None:
     """`c` of logits `c tanh(z / c)`."""
-    return config.final_logit_softcapping if config.model_type == "gemma2" else None
+    return getattr(config, "final_logit_softcapping", None)
 
 
 def parts_of(model: Any, block: Any) -> Parts:
