@@ -76,13 +76,22 @@ class BlockView:
     @property
     def attn_norm(self) -> Norm:
         """The norm before attention; OLMo-2 has none."""
-        return read_norm(getattr(self.block, "ln1", None), self.cfg)
+        return read_norm(None if self._normed_after else getattr(self.block, "ln1", None), self.cfg)
 
     def post(self, kind: Kind) -> Post:
         """What becomes of a sublayer's output before it is added."""
-        module = getattr(self.block, "ln1_post" if kind == "attn" else "ln2_post", None)
+        name = "ln1" if kind == "attn" else "ln2"
+        module = getattr(self.block, name if self._normed_after else f"{name}_post", None)
         multiplier = float(getattr(self.block, "residual_contribution_scale", 1.0))
         return Post(None if module is None else read_norm(module, self.cfg), multiplier)
+
+    @property
+    def _normed_after(self) -> bool:
+        """Whether ``ln1`` and ``ln2`` are the norms behind the sublayers, as TransformerLens 3 names those of OLMo-2."""
+        module = getattr(self.block, "ln1", None)
+        if hasattr(module, "original_component"):
+            return str(getattr(module, "name", None)).startswith("post_")
+        return str(getattr(self.cfg, "original_architecture", None)).startswith(("Olmo2", "Olmo3"))
 
     # ---- MLP ------------------------------------------------------------------------------------------
 
@@ -99,7 +108,7 @@ class BlockView:
     @property
     def mlp_norm(self) -> Norm:
         """The norm before the MLP; some parallel blocks share the one before attention, OLMo-2 has none."""
-        own = getattr(self.block, "ln2", None)
+        own = None if self._normed_after else getattr(self.block, "ln2", None)
         return self.attn_norm if own is None else read_norm(own, self.cfg)
 
     @property

@@ -35,7 +35,7 @@ class Cap:
         """``K``, the largest size of the second derivative."""
         return 4 / (3 * 3**0.5 * self.c)
 
-    def change(self, z: Float[Tensor, "*logits"], d: Float[Tensor, "*#logits"]) -> Float[Tensor, "*logits"]:
+    def change(self, z: Float[Tensor, "*#logits"], d: Float[Tensor, "*#logits"]) -> Float[Tensor, "*logits"]:
         """``D``, how the capped logits change when ``d`` is added before the cap."""
         before, moved = (z / self.c).tanh(), (d / self.c).tanh()
         near = moved * self.slope(z) / (1 + before * moved)

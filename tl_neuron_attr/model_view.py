@@ -169,8 +169,9 @@ class ModelView:
 
     def clipped(self, value: Float[Tensor, "*batch d_head"]) -> Float[Tensor, "*batch d_head"]:
         """Values as attention uses them: OLMo and MPT may clip what ``hook_v`` holds."""
-        config = getattr(getattr(self.model, "original_model", None), "config", None)
-        clip = getattr(config, "clip_qkv", None) or getattr(getattr(config, "attn_config", None), "clip_qkv", None)
+        original = getattr(getattr(self.model, "original_model", None), "config", None)
+        owners = (self.cfg, original, getattr(original, "attn_config", None))
+        clip = next((c for c in (getattr(owner, "clip_qkv", None) for owner in owners) if c is not None), None)
         return value if clip is None else value.clamp(-clip, clip)
 
     @property

@@ -41,6 +41,13 @@ def refuse(model: Any, cfg: Any, name: str) -> None:
             f"{name} is a {wrapped}, whose queries and keys this release of TransformerLens rotates in another "
             f"layout than the model does, so its predictions are not the model's; TransformerLens 4.3 is right"
         )
+    config = getattr(getattr(model, "original_model", None), "config", None)
+    if getattr(config, "new_decoder_architecture", False):
+        raise UnsupportedModelError(
+            f"{name} is a {wrapped} with new_decoder_architecture=True, whose queries, keys and values TransformerLens "
+            f"up to 4.3 splits in another order than the model does, so its predictions are not the model's; Falcon "
+            f"models without it are right"
+        )
     if not cfg.attn_only and all(mlp_refusal(model, cfg, name, layer) for layer in range(cfg.n_layers)):
         raise UnsupportedModelError(
             f"every MLP of {name} is a mixture of experts, whose hook_post is not one set of MLP neurons, so their "
