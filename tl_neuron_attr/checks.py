@@ -50,6 +50,7 @@ def _check_readout(trace: "Trace", tolerance: float) -> None:
 
 def _check_writes(trace: "Trace", tolerance: float) -> None:
     for layer in range(trace.view.n_layers):
+        _check_heads(trace, layer)
         heads, attn = _sublayer(trace, "attn", layer), trace.attn_out[layer][trace.position]
         _compare(trace, heads, attn, tolerance, f"heads of layer {layer}", "what attention adds (hook_attn_out)")
         if trace.post[layer] is not None:
@@ -63,6 +64,16 @@ def _sublayer(trace: "Trace", kind: Kind, layer: int) -> Tensor:
     """What neurons or heads plus the bias add to the stream at the predicting position."""
     at = torch.tensor([trace.position])
     return added(trace, kind, layer).added(output(trace, kind, layer, at)[0])
+
+
+def _check_heads(trace: "Trace", layer: int) -> None:
+    z, W_O = trace.z[layer].shape[-2:], trace.view.W_O(layer).shape[:2]
+    if z != W_O or trace.value[layer].shape[-1] != W_O[1]:
+        raise UnsupportedModelError(
+            f"layer {layer} of {trace.view.name}: heads hand on vectors of shape {list(z)} and values have width "
+            f"{trace.value[layer].shape[-1]}, but W_O has shape {list(W_O)} of heads and dimensions, so they are not "
+            f"the attention neurons' (latent attention, say); use a model with standard attention"
+        )
 
 
 def _check_width(trace: "Trace", layer: int) -> None:

@@ -49,6 +49,11 @@ class ModelView:
         self.d_head: int = self.cfg.d_head
         self.d_model: int = self.cfg.d_model
         self.dtype: torch.dtype = self.W_U.dtype
+        if self.W_U.shape[0] != self.d_model:
+            raise UnsupportedModelError(
+                f"{self.name} has a residual stream of width {self.d_model} and an unembedding that reads width "
+                f"{self.W_U.shape[0]}: what projects one to the other is not known, so scores are not defined"
+            )
         self.compute_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         hook_points = cast("Mapping[str, Any]", model.hook_dict)
         missing = [name for name in self.hook_names() if name not in hook_points]

@@ -11,8 +11,8 @@ from typing import Any
 from tl_neuron_attr.errors import UnsupportedModelError
 
 _STATE_SPACE = re.compile(
-    r"mamba|ssm|rwkv|retention|recurrent|rglru|delta_?net|linear_?attn|linear_?attention|hyena|short_?conv|mixer",
-    re.IGNORECASE,
+    r"(?i:mamba|rwkv|retention|recurrent|rglru|delta_?net|linear_?attn|linear_?attention|hyena|short_?conv|mixer)"
+    r"|(^|_)ssm|SSM"
 )
 _EXPERTS = re.compile(r"expert|router|sparse_?moe", re.IGNORECASE)
 
@@ -79,7 +79,9 @@ def _state_space(block: Any) -> str | None:
     for owner in (block, original):
         for child, module in [] if owner is None else owner.named_children():
             wrapped = type(getattr(module, "original_component", module)).__name__
-            if not child.startswith("_") and (_STATE_SPACE.search(child) or _STATE_SPACE.search(wrapped)):
+            if child.startswith("_") or "norm" in child or child.startswith("ln"):
+                continue
+            if _STATE_SPACE.search(child) or _STATE_SPACE.search(wrapped):
                 return f"{child}: {wrapped}"
     return None
 
