@@ -13,7 +13,7 @@ only), every further prompt is run alone, and a warning says so.
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -109,15 +109,13 @@ def _with_progress(traces: Iterator[Trace], total: int | None, progress: bool) -
             bar.update()
 
 
-def _in_order(
-    wanted: Iterator[Request], run: Callable[[Sequence[Request]], list[Trace]], batch_size: int
-) -> Iterator[Trace]:
+def _in_order(wanted: Iterator[Request], run: "_Runner", batch_size: int) -> Iterator[Trace]:
     """Run prompts of one length together as far as the look-ahead goes, and hand traces out in the prompts' order."""
     look_ahead = _LOOK_AHEAD * batch_size if batch_size > 1 else 1
     waiting: list[Request] = []
     made: dict[int, Trace] = {}
     for index in itertools.count():
-        waiting += itertools.islice(wanted, look_ahead - len(waiting))
+        waiting += itertools.islice(wanted, look_ahead - len(waiting) - len(made))
         if index not in made:
             if not waiting:
                 return
@@ -125,7 +123,10 @@ def _in_order(
             rows = _of_one_length(waiting, 1 if full else batch_size)
             taken = [row.index for row in rows]
             waiting = [request for request in waiting if request.index not in taken]
+            silent = run.problem is None
             made.update(zip(taken, run(rows), strict=True))
+            if silent and run.problem is not None:
+                warnings.warn(run.problem, BatchingWarning, stacklevel=3)
         yield made.pop(index)
 
 
@@ -142,12 +143,12 @@ class _Runner:
     view: ModelView
     vocabulary: Tokens
     convention: Convention
-    alone: bool = False
+    problem: str | None = None
     confirmed_rows: int = 0
     confirmed_length: int = 0
 
     def __call__(self, rows: Sequence[Request]) -> list[Trace]:
-        if self.alone or len(rows) == 1:
+        if self.problem or len(rows) == 1:
             return [self._single(row) for row in rows]
         traces, problem = self._together(rows)
         length = len(rows[0].tokens)
@@ -159,17 +160,13 @@ class _Runner:
             self.confirmed_rows = max(self.confirmed_rows, len(rows))
             self.confirmed_length = max(self.confirmed_length, length)
             return traces
-        self.alone = True
-        traces = [first, *map(self._single, rows[1:-1]), last]
         name = f"{self.view.name} ({type(self.view.model).__name__})"
-        warnings.warn(
+        self.problem = (
             f"{len(rows)} prompts of {length} tokens run as one batch do not give what they give alone in {name}: "
             f"{problem}; this and every further prompt is run alone. Give batch_size=1 to do so from the start; a "
-            f"hook of yours must edit every row of a batch alike",
-            BatchingWarning,
-            stacklevel=4,
+            f"hook of yours must edit every row of a batch alike"
         )
-        return traces
+        return [first, *map(self._single, rows[1:-1]), last]
 
     def _single(self, row: Request) -> Trace:
         return self._built(row, CachedRun.forward(self.view, row.tokens, [row.dest]))

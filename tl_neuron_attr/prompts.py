@@ -1,9 +1,9 @@
 """Several prompts as people hold them -> ids of each, its predicting position and its target, checked one by one.
 
 Prompts come as a list of strings, lists of ids and tensors, as a generator of them, or as one tensor ``[row, pos]``.
-What a tensor holds of padding is named by ``attention_mask`` (1 is a token, 0 padding, on either side) and cut off;
-a tensor that looks padded but comes without a mask is refused, since padding read as tokens changes every number.
-Errors name the prompt, ``prompts[3]: ...``, and keep their type.
+What rows of one length hold of padding is named by ``attention_mask`` (1 is a token, 0 padding, on either side) and
+cut off; a tensor that looks padded but comes without a mask is refused, since padding read as tokens changes every
+number. Errors name the prompt, ``prompts[3]: ...``, and keep their type.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sized
@@ -72,22 +72,37 @@ def _listed(prompts: Any, mask: Any, tokenizer: Any) -> "list[Prompt] | Iterable
             f'prompts is a {type(prompts).__name__}, as tokenizers return: give its "input_ids", a tensor '
             f'[row, pos], and its "attention_mask" as attention_mask='
         )
+    if not isinstance(prompts, Iterable):
+        raise ValueError(f"prompts is {prompts!r}: give a list of prompts, or a tensor of ids of shape [row, pos]")
+    table = _table(prompts)
+    if mask is not None:
+        if table is None:
+            raise ValueError(
+                "attention_mask= goes with padded prompts, a tensor [row, pos] or lists of ids of one length: give "
+                "these, or leave it out"
+            )
+        return _unpadded(table, torch.as_tensor(mask))
+    if table is not None and not isinstance(prompts, list | tuple):
+        _refuse_padding(table, tokenizer)
+    return list(prompts) if isinstance(prompts, Sized) else prompts
+
+
+def _table(prompts: Any) -> Int[Tensor, "row pos"] | None:
+    """Prompts of ids that may hold padding, as all rows are of one length; ``None`` for any others."""
     if isinstance(prompts, Tensor):
         if prompts.ndim != 2:
             raise ValueError(
                 f"prompts is a tensor of shape {list(prompts.shape)}: give prompts as [row, pos], or as a list"
             )
-        if mask is None:
-            _refuse_padding(prompts, tokenizer)
-            return list(prompts)
-        return _unpadded(prompts, torch.as_tensor(mask))
-    if mask is not None:
-        raise ValueError(
-            "attention_mask= goes with prompts as one padded tensor [row, pos]: a list of prompts has no padding"
-        )
-    if not isinstance(prompts, Iterable):
-        raise ValueError(f"prompts is {prompts!r}: give a list of prompts, or a tensor of ids of shape [row, pos]")
-    return list(prompts) if isinstance(prompts, Sized) else prompts
+        return None if prompts.is_floating_point() else prompts  # those of floats are refused one by one
+    if not isinstance(prompts, Sized):
+        return None
+    rows = [row.tolist() if hasattr(row, "tolist") else row for row in cast("Iterable[Any]", prompts)]
+    if not rows or not all(isinstance(row, list | tuple) and len(row) == len(rows[0]) for row in rows):
+        return None
+    if any(Tokens.as_index(token) is None for row in rows for token in row):
+        return None
+    return torch.tensor(rows, dtype=torch.int64)
 
 
 def _unpadded(prompts: Tensor, mask: Tensor) -> list[Prompt]:
@@ -114,7 +129,7 @@ def _unpadded(prompts: Tensor, mask: Tensor) -> list[Prompt]:
 
 
 def _refuse_padding(prompts: Tensor, tokenizer: Any) -> None:
-    """Rows that begin or end with padding tokens; one at the start may be the BOS token, a row of one is itself."""
+    """Rows that begin or end with padding; one such token at the start may be BOS, and a row of one is no padding."""
     pad = getattr(tokenizer, "pad_token_id", None)
     if pad is None or prompts.shape[1] < 2:
         return
@@ -124,7 +139,7 @@ def _refuse_padding(prompts: Tensor, tokenizer: Any) -> None:
         if where:
             raise ValueError(
                 f"prompts[{index}]: the row {where} with the tokenizer's padding token {pad}: give attention_mask=, "
-                f"1 for each token and 0 for padding; torch.ones_like(prompts) if every token is part of its prompt"
+                f"1 for each token and 0 for padding (1 everywhere if every token is part of its prompt)"
             )
 
 
