@@ -3,87 +3,20 @@
 Imports neither the package nor TransformerLens: what the reference loop knows of a model comes from here,
 through forward hooks on the Hugging Face modules and from their weights. Everything is a float64 NumPy array.
 
-Shapes: `pos` positions, `head` query heads, `kv` key-value heads, `dim` dimensions of a head.
+The recording checks itself: values, activations, logits and what every block adds are computed again from the
+stream and the weights, and must be what the model computed.
 """
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
+from reference_float64 import Float64Only, widen_rotary
+from reference_parts import Parts, logit_cap, logit_scale, parts_of, skeleton
+from reference_recording import Array, LayerRecord, Norm, PostMap, Recording
 
-Array = np.ndarray
-
-
-@dataclass(frozen=True)
-class LayerRecord:
-    """What one block read, computed and added, and the weights that say so."""
-
-    resid_pre: Array  # [pos, d_model]
-    attn_out: Array  # [pos, d_model], what attention adds, bias included
-    mlp_out: Array  # [pos, d_model], what the MLP adds, bias included
-    mlp_act: Array  # [pos, d_mlp], what multiplies the rows of W_out
-    pattern: Array  # [head, dest, source]
-    value: Array  # [pos, kv, dim], value bias included
-    value_constant: Array  # [kv, dim]: what the values hold whatever the stream is, b_V + W_V' (bias of the norm)
-    W_V: Array  # [kv, d_model, dim]
-    W_O: Array  # [head, dim, d_model]
-    W_out: Array  # [d_mlp, d_model]
-    W_in: Array  # [d_model, d_mlp]; "up" of a gated MLP
-    W_gate: Array | None  # [d_model, d_mlp]
-    in_pre: Array  # [pos, d_mlp]
-    gate_pre: Array | None  # [pos, d_mlp]
-    gain_attn: Array  # [d_model], of the norm before attention
-    gain_mlp: Array  # [d_model], of the norm before the MLP
-    parallel: bool  # whether the MLP reads the stream before attention
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A forward pass over one prompt."""
-
-    tokens: tuple[int, ...]
-    embed: Array  # [pos, d_model]
-    layers: tuple[LayerRecord, ...]
-    final: Array  # [pos, d_model], the residual stream before the final norm
-    layer_norm: bool  # LayerNorm or RMSNorm
-    eps: float
-    gain: Array  # [d_model]
-    norm_bias: Array  # [d_model]
-    W_U: Array  # [d_model, d_vocab]
-    b_U: Array  # [d_vocab]
-    log_probs: Array  # [pos, d_vocab], the model's own
-    act: Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class _Parts:
-    """Where an architecture keeps things: the modules of one block."""
-
-    norm_attn: Any
-    norm_mlp: Any
-    value: Any  # module whose output holds the values
-    out: Any  # module whose input is z and whose output attention adds
-    up: Any
-    down: Any
-    gate: Any
-    parallel: bool
-
-
-class Float64Only(TorchFunctionMode):
-    """Turns the casts to float32 inside a model (softmax, RMSNorm, rotary angles) into casts to float64."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        def widen(x):
-            return torch.float64 if x is torch.float32 else x
-
-        if func is torch.Tensor.float:
-            func = torch.Tensor.double
-        args = tuple(widen(a) for a in args)
-        return func(*args, **{k: widen(v) for k, v in (kwargs or {}).items()})
+__all__ = ["Array", "LayerRecord", "Norm", "Recording", "parts_of", "record", "skeleton"]
 
 
 def record(hf_model: Any, tokens: list[int]) -> Recording:
@@ -94,153 +27,121 @@ def record(hf_model: Any, tokens: list[int]) -> Recording:
     blocks, final_norm, unembed = skeleton(model)
     parts = [parts_of(model, block) for block in blocks]
     seen: dict[Any, Array] = {}
-    handles = []
-
-    def keep(key: Any, module: Any, which: str) -> None:
-        if which == "in":
-            handles.append(
-                module.register_forward_pre_hook(
-                    lambda _m, a, k: seen.__setitem__(key, _np(a[0] if a else k["hidden_states"])[0]),
-                    with_kwargs=True,
-                )
-            )
-        else:
-            handles.append(module.register_forward_hook(lambda _m, _a, o: seen.__setitem__(key, _np(o)[0])))
-
-    for layer, (block, p) in enumerate(zip(blocks, parts, strict=True)):
-        keep((layer, "pre"), block, "in")
-        keep((layer, "value"), p.value, "out")
-        keep((layer, "attn"), p.out, "out")
-        keep((layer, "act"), p.down, "in")
-        keep((layer, "mlp"), p.down, "out")
-        keep((layer, "in"), p.up, "out")
-        if p.gate is not None:
-            keep((layer, "gate"), p.gate, "out")
-    keep("final", final_norm, "in")
-    try:
-        with torch.no_grad(), Float64Only():
-            output = model(torch.tensor([tokens]), output_attentions=True, use_cache=False)
-    finally:
-        for handle in handles:
-            handle.remove()
-    layers = tuple(_layer(model, p, seen, layer, _np(output.attentions[layer])[0]) for layer, p in enumerate(parts))
+    output = _run(model, blocks, parts, final_norm, tokens, seen)
+    layers = tuple(_layer(p, seen, layer, _np(output.attentions[layer])[0]) for layer, p in enumerate(parts))
     _check_stream(layers, seen["final"])
-    width = layers[0].resid_pre.shape[1]
-    norm_bias = getattr(final_norm, "bias", None)
-    unembed_bias = getattr(unembed, "bias", None)
-    d_vocab = unembed.weight.shape[0]
-    config = model.config
-    eps = next(
-        getattr(config, name)
-        for name in ("layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps")
-        if hasattr(config, name)
-    )
-    mlp = next(
-        m for m in blocks[0].modules() if hasattr(m, "act") or hasattr(m, "act_fn") or hasattr(m, "activation_fn")
-    )
-    return Recording(
+    bias = getattr(unembed, "bias", None)
+    norm = _norm(final_norm, layers[0].resid_pre.shape[1])
+    assert norm is not None
+    recording = Recording(
         tokens=tuple(tokens),
         embed=layers[0].resid_pre,
         layers=layers,
         final=seen["final"],
-        layer_norm=isinstance(final_norm, torch.nn.LayerNorm),
-        eps=float(eps),
-        gain=_np(final_norm.weight),
-        norm_bias=np.zeros(width) if norm_bias is None else _np(norm_bias),
+        norm=norm,
         W_U=_np(unembed.weight).T,
-        b_U=np.zeros(d_vocab) if unembed_bias is None else _np(unembed_bias),
+        b_U=np.zeros(unembed.weight.shape[0]) if bias is None else _np(bias),
+        logit_scale=logit_scale(model.config),
+        cap=logit_cap(model.config),
         log_probs=_np(output.logits[0].log_softmax(-1)),
-        act=getattr(mlp, "act", None) or getattr(mlp, "act_fn", None) or mlp.activation_fn,
+        act=parts[0].act,
     )
+    z = recording.capped(recording.logit_scale * (norm(recording.final) @ recording.W_U + recording.b_U))
+    _same(z, _np(output.logits[0]))
+    return recording
 
 
-def skeleton(model: Any) -> tuple[list[Any], Any, Any]:
-    """Blocks, final norm and unembedding."""
-    unembed = model.get_output_embeddings()
-    if hasattr(model, "transformer"):
-        return list(model.transformer.h), model.transformer.ln_f, unembed
-    if hasattr(model, "gpt_neox"):
-        return list(model.gpt_neox.layers), model.gpt_neox.final_layer_norm, unembed
-    inner = model.model
-    norm = inner.final_layernorm if hasattr(inner, "final_layernorm") else inner.norm
-    return list(inner.layers), norm, unembed
+def _run(model: Any, blocks: list[Any], parts: list[Parts], final_norm: Any, tokens: list[int], seen: dict) -> Any:
+    """The forward pass; `seen` gets [pos, width] of every place under (layer, name)."""
+    handles = []
+
+    def flat(tensor: torch.Tensor) -> Array:  # some modules see [1, pos, width], some [pos, width]
+        return _np(tensor).reshape(len(tokens), -1)
+
+    def inputs(key: Any, module: Any) -> None:
+        def hook(_module: Any, args: Any, kwargs: Any) -> None:
+            seen[key] = flat(args[0] if args else kwargs["hidden_states"])
+
+        handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def outputs(key: Any, module: Any) -> None:
+        handles.append(module.register_forward_hook(lambda _m, _a, out: seen.__setitem__(key, flat(out))))
+
+    for layer, (block, p) in enumerate(zip(blocks, parts, strict=True)):
+        inputs((layer, "pre"), block)
+        outputs((layer, "value"), p.value)
+        outputs((layer, "attn"), p.out)
+        inputs((layer, "act"), p.down)
+        outputs((layer, "mlp"), p.down)
+        outputs((layer, "in"), p.up)
+        if p.gate is not None:
+            outputs((layer, "gate"), p.gate)
+    inputs("final", final_norm)
+    try:
+        with torch.no_grad(), Float64Only():
+            return model(torch.tensor([tokens]), output_attentions=True, use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
-def parts_of(model: Any, block: Any) -> _Parts:
-    kind = model.config.model_type
-    if kind == "gpt2":
-        attn, mlp = block.attn, block.mlp
-        return _Parts(block.ln_1, block.ln_2, attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj, None, False)
-    if kind == "gpt_neox":
-        attn, mlp = block.attention, block.mlp
-        return _Parts(
-            block.input_layernorm,
-            block.post_attention_layernorm,
-            attn.query_key_value,
-            attn.dense,
-            mlp.dense_h_to_4h,
-            mlp.dense_4h_to_h,
-            None,
-            bool(model.config.use_parallel_residual),
-        )
-    if kind == "phi":
-        attn, mlp, norm = block.self_attn, block.mlp, block.input_layernorm
-        return _Parts(norm, norm, attn.v_proj, attn.dense, mlp.fc1, mlp.fc2, None, True)
-    attn, mlp = block.self_attn, block.mlp
-    return _Parts(
-        block.input_layernorm,
-        block.post_attention_layernorm,
-        attn.v_proj,
-        attn.o_proj,
-        mlp.up_proj,
-        mlp.down_proj,
-        mlp.gate_proj,
-        False,
-    )
-
-
-def _layer(model: Any, p: _Parts, seen: dict[Any, Array], layer: int, pattern: Array) -> LayerRecord:
-    kind = model.config.model_type
+def _layer(p: Parts, seen: dict[Any, Array], layer: int, pattern: Array) -> LayerRecord:
     heads, n_pos = pattern.shape[0], pattern.shape[1]
     W_O = _matrix(p.out)  # [head * dim, d_model]
-    dim = W_O.shape[0] // heads
-    W_V, value, bias = (
-        _matrix(p.value),
-        seen[layer, "value"],
-        _bias(p.value),
-    )  # [d_model, width], [pos, width], [width]
-    d_model = W_V.shape[0]
-    if kind == "gpt2":  # columns: all queries, all keys, all values
-        W_V, value, bias = W_V[:, 2 * d_model :], value[:, 2 * d_model :], bias[2 * d_model :]
-    elif kind == "gpt_neox":  # columns: head by head its query, key, value
-        W_V = W_V.reshape(d_model, heads, 3, dim)[:, :, 2].reshape(d_model, -1)
-        value = value.reshape(n_pos, heads, 3, dim)[:, :, 2].reshape(n_pos, -1)
-        bias = bias.reshape(heads, 3, dim)[:, 2].reshape(-1)
-    kv = W_V.shape[1] // dim
-    constant = bias if getattr(p.norm_attn, "bias", None) is None else bias + _np(p.norm_attn.bias) @ W_V
+    d_model, dim = W_O.shape[1], W_O.shape[0] // heads
+    norm_attn, norm_mlp = _norm(p.norm_attn, d_model), _norm(p.norm_mlp, d_model)
+    W_V, b_V, value = _columns(p.value, seen[layer, "value"], p.value_columns)
+    unclipped = value
+    if p.clip is not None:
+        value = value.clip(-p.clip, p.clip)
+    constant = b_V if norm_attn is None else b_V + norm_attn.bias @ W_V
+    W_in, b_in, in_pre = _columns(p.up, seen[layer, "in"], p.up_columns)
+    W_gate = b_gate = gate_pre = None
+    if p.gate is not None:
+        W_gate, b_gate, gate_pre = _columns(p.gate, seen[layer, "gate"], p.gate_columns)
+    attn_post = _post(p.post_attn, p.multiplier, seen[layer, "attn"])
+    mlp_post = _post(p.post_mlp, p.multiplier, seen[layer, "mlp"])
+    everywhere = slice(None)
     record = LayerRecord(
         resid_pre=seen[layer, "pre"],
-        attn_out=seen[layer, "attn"],
-        mlp_out=seen[layer, "mlp"],
+        attn_out=seen[layer, "attn"] if attn_post is None else attn_post(seen[layer, "attn"], everywhere),
+        mlp_out=seen[layer, "mlp"] if mlp_post is None else mlp_post(seen[layer, "mlp"], everywhere),
         mlp_act=seen[layer, "act"],
         pattern=pattern,
-        value=value.reshape(n_pos, kv, dim),
-        value_constant=constant.reshape(kv, dim),
-        W_V=W_V.reshape(d_model, kv, dim).transpose(1, 0, 2),
+        value=value.reshape(n_pos, -1, dim),
+        value_constant=constant.reshape(-1, dim),
+        W_V=W_V.reshape(d_model, -1, dim).transpose(1, 0, 2),
         W_O=W_O.reshape(heads, dim, d_model),
         W_out=_matrix(p.down),
-        W_in=_matrix(p.up),
-        W_gate=None if p.gate is None else _matrix(p.gate),
-        in_pre=seen[layer, "in"],
-        gate_pre=None if p.gate is None else seen[layer, "gate"],
-        gain_attn=_np(p.norm_attn.weight),
-        gain_mlp=_np(p.norm_mlp.weight),
+        W_in=W_in,
+        W_gate=W_gate,
+        in_pre=in_pre,
+        gate_pre=gate_pre,
+        norm_attn=norm_attn,
+        norm_mlp=norm_mlp,
+        attn_post=attn_post,
+        mlp_post=mlp_post,
+        b_O=_bias(p.out),
+        b_out=_bias(p.down),
         parallel=p.parallel,
     )
-    z = np.einsum("hqk,khd->qhd", pattern, np.repeat(record.value, heads // kv, axis=1))
-    rebuilt = z.reshape(n_pos, -1) @ W_O + _bias(p.out)
-    np.testing.assert_allclose(rebuilt, record.attn_out, atol=1e-10)
-    np.testing.assert_allclose(record.mlp_act @ record.W_out + _bias(p.down), record.mlp_out, atol=1e-10)
+    # what is read: the stream through the norm and the weights
+    attn_read = record.resid_pre if norm_attn is None else norm_attn(record.resid_pre)
+    mlp_read = record.mlp_read if norm_mlp is None else norm_mlp(record.mlp_read)
+    _same(attn_read @ W_V + b_V, unclipped)
+    _same(mlp_read @ W_in + b_in, in_pre)
+    with torch.no_grad():
+        if gate_pre is None:
+            _same(p.act(torch.tensor(in_pre)).numpy(), record.mlp_act)
+        else:
+            _same(mlp_read @ W_gate + b_gate, gate_pre)
+            _same(p.act(torch.tensor(gate_pre)).numpy() * in_pre, record.mlp_act)
+    # what is added: neurons and bias, each sent through the post-map alone
+    z = np.einsum("hqk,khd->qhd", pattern, np.repeat(record.value, heads // record.value.shape[1], axis=1))
+    for q in range(n_pos):
+        attn = np.einsum("hd,hdm->m", z[q], record.attn_rows(q)) + record.attn_bias(q)
+        _same(attn, record.attn_out[q])
+        _same(record.mlp_act[q] @ record.mlp_rows(q) + record.mlp_bias(q), record.mlp_out[q])
     return record
 
 
@@ -248,19 +149,36 @@ def _check_stream(layers: tuple[LayerRecord, ...], final: Array) -> None:
     """The recording itself: before + attention + MLP = after, for every block."""
     after = [layer.resid_pre for layer in layers[1:]] + [final]
     for layer, post in zip(layers, after, strict=True):
-        np.testing.assert_allclose(layer.resid_pre + layer.attn_out + layer.mlp_out, post, atol=1e-10)
+        _same(layer.resid_pre + layer.attn_out + layer.mlp_out, post)
 
 
-def widen_rotary(model: Any) -> None:
-    """Rotary frequencies are computed in float32 by transformers: compute them again in float64."""
-    for module in model.modules():
-        if isinstance(getattr(module, "inv_freq", None), torch.Tensor):
-            config = model.config
-            theta = getattr(config, "rope_theta", None) or config.rope_parameters["rope_theta"]
-            n = module.inv_freq.shape[0]
-            wide = float(theta) ** (-torch.arange(n, dtype=torch.float64) / n)
-            torch.testing.assert_close(module.inv_freq, wide, atol=1e-7, rtol=1e-5)
-            module.inv_freq = wide
+def _norm(module: Any, d_model: int) -> Norm | None:
+    """From a norm's module, whatever its class calls things."""
+    if module is None:
+        return None
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    gain = np.ones(d_model) if weight is None else _np(weight)
+    kind = type(module).__name__
+    return Norm(
+        centred="LayerNorm" in kind,
+        eps=float(getattr(module, "eps", None) or getattr(module, "variance_epsilon", 1e-5)),  # OLMo: in its code
+        gain=1 + gain if kind.startswith("Gemma") else gain,
+        bias=np.zeros(d_model) if bias is None else _np(bias),
+    )
+
+
+def _post(module: Any, multiplier: float, given: Array) -> PostMap | None:
+    norm = _norm(module, given.shape[1])
+    if norm is None:
+        return None if multiplier == 1.0 else PostMap(np.ones(given.shape[1]), np.ones(len(given)), multiplier)
+    assert not norm.centred and not norm.bias.any()  # no architecture here has such a post-norm
+    return PostMap(norm.gain, norm.scale(given), multiplier)
+
+
+def _columns(module: Any, out: Array, columns: Array | None) -> tuple[Array, Array, Array]:
+    """Weight [in, width], bias [width] and output [pos, width] of a module, of the columns meant."""
+    columns = np.arange(out.shape[1]) if columns is None else columns
+    return _matrix(module)[:, columns], _bias(module)[columns], out[:, columns]
 
 
 def _matrix(module: Any) -> Array:
@@ -277,3 +195,7 @@ def _bias(module: Any) -> Array:
 def _np(tensor: torch.Tensor) -> Array:
     assert tensor.dtype == torch.float64, tensor.dtype
     return tensor.detach().numpy().copy()
+
+
+def _same(found: Array, expected: Array) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)

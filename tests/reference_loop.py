@@ -2,14 +2,17 @@
 
 Frozen readout at the predicting position, with `s` the final norm's scale of the true final residual:
 
-    z(x) = W_U' N(x) + b        N(x) = (x - mean(x)) * gain / s  (LayerNorm)  or  x * gain / s  (RMSNorm)
+    z(x) = cap(m (W_U' N(x) + b))    N(x) = (x - mean(x)) * gain / s  (LayerNorm)  or  x * gain / s  (RMSNorm)
+
+with `m` the model's logit scale and cap(z) = c tanh(z / c) where the model caps its logits.
 
 Value score of a vector `v` (arXiv 2312.12141, Eq. 13), in nats:
 
     S = log p(t | base + v) - log p(t | base)
 
 The base is `h` (the stream before the block) for attention and `h + A` for the MLP, `A` what attention adds.
-Convention "paper" drops the readout's constant `b`; "exact" keeps it.
+Convention "paper" drops the readout's constant `b`, before scale and cap; "exact" keeps it. Vectors are those
+added to the stream: sent through the post-norm (its scale that of the run) and the multiplier where there is one.
 
 Query score: a stream part `r` gets `S_n <r, k_n> / sum_r' <r', k_n>`, summed over the value neurons `n`.
 Convention "exact" centres the keys `k_n` under LayerNorm, "paper" does not.
@@ -23,7 +26,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-from reference_forward import Array, LayerRecord, Recording
+from reference_forward import Array, LayerRecord, Norm, Recording
 
 Target = int | tuple
 MLPId = tuple[int, int]  # layer, neuron
@@ -51,19 +54,20 @@ class Loop:
         self.recording, self.convention, self.value_constant = recording, convention, value_constant
         self.position = position % len(recording.tokens)
         self.target = int(recording.log_probs[self.position].argmax()) if target is None else target
-        final = recording.final[self.position]
-        centred = final - final.mean() if recording.layer_norm else final
-        self.scale = np.sqrt((centred**2).mean() + recording.eps)
-        self.constant = recording.W_U.T @ recording.norm_bias + recording.b_U
+        self.scale = recording.norm.scale(recording.final[self.position])
+        self.constant = recording.W_U.T @ recording.norm.bias + recording.b_U
         if convention == "paper":
             self.constant = np.zeros_like(self.constant)
 
     # readout
 
+    def linear(self, x: Array) -> Array:
+        """[d_vocab]: a vector's logits before constant, scale and cap."""
+        norm = self.recording.norm
+        return (norm.centre(x) * norm.gain / self.scale) @ self.recording.W_U
+
     def logits(self, x: Array) -> Array:
-        if self.recording.layer_norm:
-            x = x - x.mean()
-        return (x * self.recording.gain / self.scale) @ self.recording.W_U + self.constant
+        return self.recording.capped(self.recording.logit_scale * (self.linear(x) + self.constant))
 
     def log_prob(self, x: Array) -> float:
         """log p(target | x) in nats."""
@@ -88,8 +92,8 @@ class Loop:
         return self._before_attn(layer) + self.recording.layers[layer].attn_out[self.position]
 
     def mlp_vector(self, layer: int, neuron: int, position: int | None = None) -> Array:
-        record = self.recording.layers[layer]
-        return record.mlp_act[self.position if position is None else position, neuron] * record.W_out[neuron]
+        record, position = self.recording.layers[layer], self.position if position is None else position
+        return record.mlp_act[position, neuron] * record.mlp_rows(position)[neuron]
 
     def mlp_coefficient(self, layer: int, neuron: int) -> float:
         return float(self.recording.layers[layer].mlp_act[self.position, neuron])
@@ -103,8 +107,8 @@ class Loop:
         return float(record.pattern[head, self.position if dest is None else dest, source] * value)
 
     def attn_vector(self, layer: int, head: int, dim: int, source: int, dest: int | None = None) -> Array:
-        W_O = self.recording.layers[layer].W_O
-        return self.attn_coefficient(layer, head, dim, source, dest) * W_O[head, dim]
+        row = self.recording.layers[layer].attn_rows(self.position if dest is None else dest)[head, dim]
+        return self.attn_coefficient(layer, head, dim, source, dest) * row
 
     @staticmethod
     def _kv_head(record: LayerRecord, head: int) -> int:
@@ -168,23 +172,24 @@ class Loop:
 
     # query scores
 
-    def _key(self, k: Array, gain: Array) -> Array:
+    def _key(self, k: Array, norm: Norm | None) -> Array:
         """A weight column seen from the stream: through the gain and, where it counts, the centring."""
-        k = k * gain
-        return k - k.mean() if self.recording.layer_norm and self.convention == "exact" else k
+        if norm is None:
+            return k
+        return norm.centre(k * norm.gain) if self.convention == "exact" else k * norm.gain
 
     def attn_key(self, neuron: AttnId) -> Array:
         layer, head, dim, _ = neuron
         record = self.recording.layers[layer]
-        return self._key(record.W_V[self._kv_head(record, head)][:, dim], record.gain_attn)
+        return self._key(record.W_V[self._kv_head(record, head)][:, dim], record.norm_attn)
 
     def mlp_key(self, neuron: MLPId, key: str = "linearised") -> Array:
         layer, n = neuron
         record = self.recording.layers[layer]
-        k_in = self._key(record.W_in[:, n], record.gain_mlp)
+        k_in = self._key(record.W_in[:, n], record.norm_mlp)
         if record.W_gate is None or record.gate_pre is None or key == "in":
             return k_in
-        k_gate = self._key(record.W_gate[:, n], record.gain_mlp)
+        k_gate = self._key(record.W_gate[:, n], record.norm_mlp)
         if key == "gate":
             return k_gate
         assert key == "linearised"

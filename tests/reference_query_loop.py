@@ -18,7 +18,7 @@ Gains folded into the weights give the same keys, and moving a centred stream is
 from collections import defaultdict
 
 import numpy as np
-from reference_forward import Array, Recording
+from reference_forward import Array, Norm, Recording
 from reference_loop import Loop, Target
 
 Id = tuple[int, ...]  # (layer, neuron) or (layer, head, dim, source)
@@ -37,13 +37,14 @@ class QueryLoop(Loop):
         processed: bool = False,
     ) -> None:
         super().__init__(recording, target, position=position, convention=convention, value_constant=not processed)
-        self.centred = recording.layer_norm and (convention == "exact" or processed)
+        self.centres = convention == "exact" or processed
 
     # what is read, and how
 
-    def _key(self, k: Array, gain: Array) -> Array:
-        k = k * gain
-        return k - k.mean() if self.centred else k
+    def _key(self, k: Array, norm: Norm | None) -> Array:
+        if norm is None:
+            return k
+        return norm.centre(k * norm.gain) if self.centres else k * norm.gain
 
     def key(self, neuron: Id, key: str) -> Array:
         return self.attn_key(neuron) if len(neuron) == 4 else self.mlp_key(neuron, key)
@@ -67,9 +68,10 @@ class QueryLoop(Loop):
 
     def cosine(self, neuron: Id, key: str = "linearised") -> float:
         """Of key and stream: near zero, a share is a ratio with a tiny denominator."""
-        k, x = self.key(neuron, key), self.stream(neuron)
-        if self.centred:
-            x = x - x.mean()
+        k, x, record = self.key(neuron, key), self.stream(neuron), self.recording.layers[neuron[0]]
+        norm = record.norm_attn if len(neuron) == 4 else record.norm_mlp
+        if self.centres and norm is not None:
+            x = norm.centre(x)
         return float(k @ x / np.linalg.norm(k) / np.linalg.norm(x))
 
     def weighted_key(self, neuron: Id, score: float, key: str, normalise: bool) -> Array:
@@ -120,9 +122,9 @@ class QueryLoop(Loop):
         """Every neuron of a layer, its coefficient at a position, and its row along `k`."""
         record = self.recording.layers[layer]
         if kind == "mlp":
-            rows = record.W_out @ k
+            rows = record.mlp_rows(position) @ k
             return [((layer, n), record.mlp_act[position, n], along) for n, along in enumerate(rows)]
-        rows = record.W_O @ k
+        rows = record.attn_rows(position) @ k
         return [
             (i, self.attn_coefficient(*i, dest=position), rows[i[1], i[2]])
             for i in self.attn_ids(layer)
@@ -165,14 +167,16 @@ class QueryLoop(Loop):
         return self.attn_vector(*neuron, dest=position)
 
     def through_head(self, neuron: Id, position: int, layer: int, head: int) -> Array:
-        """[d_vocab]: how the logits change when the head moves what the neuron wrote at a position."""
-        record, width = self.recording.layers[layer], self.recording.embed.shape[1]
-        x, v = record.resid_pre[position], self.written(neuron, position)
-        if self.recording.layer_norm:
-            x, v = x - x.mean(), v - v.mean()
-        v = v * record.gain_attn / np.sqrt((x**2).sum() / width + self.recording.eps)
-        moved = np.zeros(width)
+        """[d_vocab]: how the logits, before a cap, change when the head moves what the neuron wrote at a position.
+
+        Read at `position` and added at the predicting position, whose post-norm scale counts.
+        """
+        record = self.recording.layers[layer]
+        v, norm = self.written(neuron, position), record.norm_attn
+        if norm is not None:
+            v = norm.centre(v) * norm.gain / norm.scale(record.resid_pre[position])
+        moved, rows = np.zeros_like(v), record.attn_rows(self.position)[head]
         kv = head // (record.W_O.shape[0] // record.W_V.shape[0])
-        for dim in range(record.W_O.shape[1]):
-            moved += (v @ record.W_V[kv][:, dim]) * record.W_O[head, dim]
-        return self.logits(moved) - self.constant
+        for dim, row in enumerate(rows):
+            moved += (v @ record.W_V[kv][:, dim]) * row
+        return self.recording.logit_scale * self.linear(moved)

@@ -15,16 +15,19 @@ import functools
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from reference_forward import Float64Only, skeleton, widen_rotary
+import zoo_hooked
+from reference_float64 import Float64Only, widen_rotary
+from reference_parts import skeleton
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from zoo_configs import CONFIGS, MAIN, randomise
+from zoo_configs import llama_like as llama_like
 
 DATA = Path(__file__).parent / "data"
 
@@ -63,88 +66,6 @@ class ZooCase:
 # Hugging Face models
 
 
-def _gpt2() -> Any:
-    return transformers.GPT2Config(
-        vocab_size=96,
-        n_positions=32,
-        n_embd=32,
-        n_layer=3,
-        n_head=4,
-        n_inner=72,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-    )
-
-
-def llama_like(cls: Any, **changes: Any) -> Any:
-    values: dict[str, Any] = dict(
-        vocab_size=100,
-        hidden_size=32,
-        intermediate_size=52,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-    )
-    return cls(**{**values, **changes})
-
-
-def _neox(parallel: bool) -> Any:
-    return transformers.GPTNeoXConfig(
-        vocab_size=110,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        max_position_embeddings=64,
-        rotary_pct=0.5,
-        use_parallel_residual=parallel,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        tie_word_embeddings=False,
-    )
-
-
-CONFIGS: dict[str, Callable[[], Any]] = {
-    "gpt2": _gpt2,
-    "llama": lambda: llama_like(transformers.LlamaConfig),
-    "llama_gqa": lambda: llama_like(
-        transformers.LlamaConfig,
-        vocab_size=96,
-        hidden_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=16,  # 6 * 16 != 48
-    ),
-    "qwen2": lambda: llama_like(transformers.Qwen2Config, vocab_size=128, num_key_value_heads=2),
-    "neox": lambda: _neox(parallel=True),
-    "neox_sequential": lambda: _neox(parallel=False),
-    "phi": lambda: llama_like(
-        transformers.PhiConfig, num_hidden_layers=2, hidden_act="gelu_new", partial_rotary_factor=0.5
-    ),
-}
-
-
-def randomise(hf_model: Any, seed: int) -> Any:
-    """Norm gains around 1, every bias and matrix random, large enough for peaked attention and logits."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in hf_model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim == 1 and name.endswith("weight"):
-                parameter.copy_(1 + 0.3 * noise)
-            elif parameter.ndim == 1:
-                parameter.copy_(0.3 * noise)
-            elif any(part in name for part in ("wte", "wpe", "embed_tokens", "embed_in")):
-                parameter.copy_(0.6 * noise)
-            else:
-                parameter.copy_(noise * 1.2 / parameter.shape[-1] ** 0.5)
-    return hf_model.eval()
-
-
 @functools.cache
 def hf_model(name: str, seed: int = 0) -> Any:
     """The Hugging Face model of an architecture, float32, eager attention. Shared: do not change it."""
@@ -153,6 +74,7 @@ def hf_model(name: str, seed: int = 0) -> Any:
         return model.float().eval()
     config = CONFIGS[name]()
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model.config.architectures = [type(model).__name__]  # as every saved model has it
     return randomise(model.float(), seed=1000 * seed + sum(map(ord, name)))
 
 
@@ -207,79 +129,8 @@ def clone(hf: Any, dtype: torch.dtype) -> Any:
 
 def hooked(hf: Any, processed: bool, dtype: torch.dtype = torch.float32) -> Any:
     """A HookedTransformer with the weights of `hf`, through TransformerLens's own conversion."""
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-    from transformer_lens.pretrained import weight_conversions as wc
-
-    cfg = HookedTransformerConfig(**_hooked_config(hf.config), dtype=dtype, device="cpu")
-    convert = {
-        "gpt2": wc.convert_gpt2_weights,
-        "llama": wc.convert_llama_weights,
-        "qwen2": wc.convert_qwen2_weights,
-        "gpt_neox": wc.convert_neox_weights,
-        "phi": wc.convert_phi_weights,
-    }[hf.config.model_type]
-    model = HookedTransformer(cfg, tokenizer=tokenizer(hf.config.vocab_size), move_to_device=False)
-    with torch.no_grad():
-        state = {k: v.detach().clone().to(dtype) for k, v in convert(hf, cfg).items()}
-        model.load_and_process_state_dict(
-            state,
-            fold_ln=processed,
-            center_writing_weights=processed,
-            center_unembed=processed,
-            fold_value_biases=processed,
-        )
-    return model.eval()
-
-
-def _hooked_config(config: Any) -> dict[str, Any]:
-    heads, width = config.num_attention_heads, config.hidden_size
-    kv = getattr(config, "num_key_value_heads", heads)
-    kind = config.model_type
-    d_head = getattr(config, "head_dim", None) or width // heads
-    values: dict[str, Any] = dict(
-        n_layers=config.num_hidden_layers,
-        d_model=width,
-        n_heads=heads,
-        d_head=d_head,
-        n_ctx=config.max_position_embeddings,
-        d_vocab=config.vocab_size,
-        default_prepend_bos=False,
-        original_architecture=config.architectures[0] if config.architectures else None,
-    )
-    if kind == "gpt2":
-        return values | dict(
-            d_mlp=config.n_inner,
-            act_fn=config.activation_function,
-            normalization_type="LN",
-            eps=config.layer_norm_epsilon,
-        )
-    rotary = config.rope_parameters if getattr(config, "rope_parameters", None) else vars(config)
-    values |= dict(
-        d_mlp=config.intermediate_size,
-        act_fn=config.hidden_act,
-        positional_embedding_type="rotary",
-        rotary_adjacent_pairs=False,
-        rotary_base=float(rotary.get("rope_theta", 10000.0)),
-        rotary_dim=d_head,
-    )
-    if kind == "gpt_neox":
-        return values | dict(
-            normalization_type="LN",
-            eps=config.layer_norm_eps,
-            parallel_attn_mlp=config.use_parallel_residual,
-            rotary_dim=d_head // 2,
-        )
-    if kind == "phi":
-        return values | dict(
-            normalization_type="LN", eps=config.layer_norm_eps, parallel_attn_mlp=True, rotary_dim=d_head // 2
-        )
-    return values | dict(
-        normalization_type="RMS",
-        final_rms=True,
-        gated_mlp=True,
-        eps=config.rms_norm_eps,
-        n_key_value_heads=None if kv == heads and kind == "llama" else kv,
-    )
+    wide = clone(hf, dtype) if dtype is torch.float64 else hf  # Gemma's conversion adds 1 to gains in float32
+    return zoo_hooked.hooked(wide, processed, tokenizer(hf.config.vocab_size), dtype)
 
 
 def build(hf: Any, backend: str, dtype: torch.dtype = torch.float32) -> Any:
@@ -322,8 +173,22 @@ def case(name: str, backend: str, dtype: torch.dtype = torch.float32) -> ZooCase
     return ZooCase(name, backend, build(hf, backend, dtype), hf, TOKENS)
 
 
-NAMES = tuple(CONFIGS)
+# The whole suite runs on NAMES; FAMILIES are all architectures, for tests of what architectures do.
+NAMES = tuple(MAIN)
 CASES = tuple((name, backend) for name in NAMES for backend in BACKENDS)
+FAMILIES = tuple(CONFIGS)
+HOOKED_FAMILIES = tuple(n for n in FAMILIES if HOOKED and zoo_hooked.expresses(CONFIGS[n]()))
+# Builds, and computes something else than the Hugging Face model, in every mode of the bridge.
+BRIDGE_FAULTS = {"falcon_new": "splits the fused matrix as if all queries came first, then all keys, all values"}
+if HOOKED:  # TransformerLens 3; 4.3 is right
+    BRIDGE_FAULTS["cohere"] = "rotates the halves of a head, not neighbours"
+BRIDGE_FAMILIES = tuple(n for n in FAMILIES if BRIDGE and n not in (*BRIDGE_FAULTS, "attn_only"))
+FAMILY_CASES = tuple(
+    (name, backend)
+    for name in FAMILIES
+    for backend in BACKENDS
+    if name in (BRIDGE_FAMILIES if backend.startswith("bridge") else HOOKED_FAMILIES)
+)
 
 
 def log_probs(model: Any, tokens: tuple[int, ...]) -> torch.Tensor:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tl_neuron_attr.curves import ablation_curve as ablation_curve
     from tl_neuron_attr.effects import AblationEffect as AblationEffect
     from tl_neuron_attr.effects import ablation_effect as ablation_effect
+    from tl_neuron_attr.errors import UnsupportedModelError as UnsupportedModelError
     from tl_neuron_attr.links import links as links
-    from tl_neuron_attr.model_view import UnsupportedModelError as UnsupportedModelError
     from tl_neuron_attr.models import load_demo_model as load_demo_model
     from tl_neuron_attr.modes import MeanActivations as MeanActivations
     from tl_neuron_attr.modes import ResampledActivations as ResampledActivations
@@ -111,7 +111,7 @@ _HOME = {
     "TargetError": "targets",
     "TinyDenominatorWarning": "query",
     "Trace": "trace",
-    "UnsupportedModelError": "model_view",
+    "UnsupportedModelError": "errors",
     "Zero": "modes",
     "ablating": "ablation",
     "ablation_curve": "curves",

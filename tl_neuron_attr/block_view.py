@@ -4,18 +4,17 @@ Attribute names are common to ``HookedTransformer`` and ``TransformerBridge``; w
 a module holds (a bridge component wraps an ``original_component``), never by its class.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from tl_neuron_attr.activations import Activation, activations
+from tl_neuron_attr.errors import UnsupportedModelError
+from tl_neuron_attr.neurons import Kind
 from tl_neuron_attr.norms import Norm
-
-
-class UnsupportedModelError(ValueError):
-    """The model, or a part of it, is one for which neuron scores are not defined or not known to be right."""
+from tl_neuron_attr.post import Post
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +22,8 @@ class MLPInputs:
     """How an MLP computes ``post = act(pre) * linear + after`` from its normalised input ``x``.
 
     ``pre = x W_pre + b_pre``; a gated MLP multiplies by ``linear = x W_linear + b_linear``, a plain one has
-    ``W_linear`` ``None``. ``after`` is a bias added behind the product (HookedTransformer's gated MLPs).
+    ``W_linear`` ``None``. ``after`` is a bias added behind the product (HookedTransformer's gated MLPs). ``acts``
+    are the functions that ``act`` may be, the declared one first (:mod:`tl_neuron_attr.activations`).
     """
 
     W_pre: Float[Tensor, "d_model d_mlp"]
@@ -31,7 +31,7 @@ class MLPInputs:
     W_linear: Float[Tensor, "d_model d_mlp"] | None
     b_linear: Float[Tensor, " d_mlp"] | None
     after: Float[Tensor, " d_mlp"] | None
-    act: Callable[[Tensor], Tensor]
+    acts: tuple[Activation, ...]
 
 
 class BlockView:
@@ -75,8 +75,14 @@ class BlockView:
 
     @property
     def attn_norm(self) -> Norm:
-        """The norm before attention."""
-        return read_norm(self.block.ln1, self.cfg)
+        """The norm before attention; OLMo-2 has none."""
+        return read_norm(getattr(self.block, "ln1", None), self.cfg)
+
+    def post(self, kind: Kind) -> Post:
+        """What becomes of a sublayer's output before it is added."""
+        module = getattr(self.block, "ln1_post" if kind == "attn" else "ln2_post", None)
+        multiplier = float(getattr(self.block, "residual_contribution_scale", 1.0))
+        return Post(None if module is None else read_norm(module, self.cfg), multiplier)
 
     # ---- MLP ------------------------------------------------------------------------------------------
 
@@ -92,34 +98,21 @@ class BlockView:
 
     @property
     def mlp_norm(self) -> Norm:
-        """The norm before the MLP; some parallel blocks share the one before attention."""
-        return read_norm(self.block.ln2 if hasattr(self.block, "ln2") else self.block.ln1, self.cfg)
+        """The norm before the MLP; some parallel blocks share the one before attention, OLMo-2 has none."""
+        own = getattr(self.block, "ln2", None)
+        return self.attn_norm if own is None else read_norm(own, self.cfg)
 
     @property
     def mlp_inputs(self) -> MLPInputs:
-        """Input matrices, biases and activation function of the MLP."""
+        """Input matrices, biases and activation functions of the MLP."""
         mlp, where = self.block.mlp, f"{self.where}.mlp"
-        W_in, b_in, act = weight(mlp, "W_in", where), bias(mlp, "b_in"), self._activation()
+        W_in, b_in, acts = weight(mlp, "W_in", where), bias(mlp, "b_in"), activations(mlp, self.cfg)
         if getattr(mlp, "W_gate", None) is None:
-            return MLPInputs(W_in, b_in, None, None, None, act)
+            return MLPInputs(W_in, b_in, None, None, None, acts)
         W_gate, b_gate = weight(mlp, "W_gate", where), bias(mlp, "b_gate")
         if hasattr(mlp, "original_component"):
-            return MLPInputs(W_gate, b_gate, W_in, b_in, None, act)
-        return MLPInputs(W_gate, b_gate, W_in, None, b_in, act)
-
-    def _activation(self) -> Callable[[Tensor], Tensor]:
-        own = getattr(self.block.mlp, "act_fn", None)
-        if callable(own):
-            return cast("Callable[[Tensor], Tensor]", own)
-        from transformers.activations import ACT2FN
-
-        name = getattr(self.cfg, "act_fn", None)
-        if name not in ACT2FN:
-            raise UnsupportedModelError(
-                f"{self.where}.mlp has the activation function {name!r}, which is not known by that name: MLP keys "
-                f"need its derivative; use attention neurons as value neurons"
-            )
-        return ACT2FN[name]
+            return MLPInputs(W_gate, b_gate, W_in, b_in, None, acts)
+        return MLPInputs(W_gate, b_gate, W_in, None, b_in, acts)
 
 
 def weight(owner: Any, name: str, where: str) -> Tensor:
@@ -144,7 +137,7 @@ def read_norm(module: Any, cfg: Any) -> Norm:
     """Read a norm by what it holds: gain and bias where there are any, LayerNorm or RMSNorm by configuration."""
     inner = getattr(module, "original_component", None)
     style = str(getattr(cfg, "normalization_type", None) or "")
-    if isinstance(module, nn.Identity) or (not style and inner is None):
+    if module is None or isinstance(module, nn.Identity) or (not style and inner is None):
         return Norm(None, None, centred=False, eps=0.0, identity=True)
     owner = module if inner is None else inner
     gain = bias(owner, "w") if bias(owner, "w") is not None else bias(owner, "weight")

@@ -86,6 +86,7 @@ def _collect(view: ModelView, activations: Mapping[str, Tensor], logits: Mapping
         name: tuple(activations.get(f"blocks.{layer}.{hook}") for layer in range(view.n_layers))
         for name, hook in parts.items()
     }
+    layers["value"] = tuple(None if value is None else view.clipped(value) for value in layers["value"])
     final = activations[f"blocks.{view.n_layers - 1}.hook_resid_post"]
     return CachedRun(layers, {dest: final[dest] for dest in logits}, logits)
 

@@ -1,8 +1,9 @@
 """All neurons of some layers of one trace: their bounds, exact scores, coefficients and names.
 
-With ``q = N*(g)`` carried back through the frozen norm, a neuron
-with output row ``w`` and coefficient ``a`` has the upper bound ``a <q, w>`` (:mod:`tl_neuron_attr.readout`), so
-the bounds of a layer are one matrix-vector product, and all source positions of an attention neuron share it.
+With ``q = P*(N*(g))`` carried back through the frozen norms (``P`` what becomes of a sublayer's output before it
+is added, :mod:`tl_neuron_attr.post`), a neuron with output row ``w`` and coefficient ``a`` has the upper bound
+``a <q, w>`` (:mod:`tl_neuron_attr.scoring`), so the bounds of a layer are one matrix-vector product, and all source
+positions of an attention neuron share it. Behind a soft cap the bounds are those of :mod:`tl_neuron_attr.capped`.
 
 A lower bound is the upper one less what the vector's spread over the vocabulary can cost
 (:mod:`tl_neuron_attr.spread`). Both are widened by a slack for their own rounding and that of the scores.
@@ -16,11 +17,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_neuron_attr.neurons import Kind, MLPNeuron, Neuron
+from tl_neuron_attr.bases import Bases
+from tl_neuron_attr.capped import CappedBounds
+from tl_neuron_attr.logits import Cap
+from tl_neuron_attr.neurons import Kind, Neuron, kind_of
 from tl_neuron_attr.numbering import Numbering, chosen_layers
-from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Bases, Readout
+from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
+from tl_neuron_attr.scoring import changes
 from tl_neuron_attr.spread import Spread
-from tl_neuron_attr.writes import base, coefficients, coefficients_at, directions
+from tl_neuron_attr.writes import added, base, coefficients, coefficients_at, directions
 
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
@@ -34,7 +39,7 @@ def scores_of(
     scores = torch.empty(len(neurons), dtype=readout.dtype)
     kinds: tuple[Kind, ...] = ("mlp", "attn")
     for kind in kinds:
-        mine = [i for i, neuron in enumerate(neurons) if isinstance(neuron, MLPNeuron) == (kind == "mlp")]
+        mine = [i for i, neuron in enumerate(neurons) if kind_of(neuron) == kind]
         if mine:
             layers = chosen_layers(trace, kind, [neurons[i].layer for i in mine])
             group = Candidates(trace, readout, kind, layers)
@@ -49,14 +54,16 @@ class Candidates:
         self.trace, self.readout, self.layers = trace, readout, list(layers)
         self.kind: Kind = kind
         vectors = [base(trace, kind, layer).to(readout.W_U.device) for layer in layers]
-        self.bases: Bases = readout.bases(torch.stack(vectors))
-        self._q = readout.adjoint(self.bases.g)
+        self.bases = Bases.of(readout, torch.stack(vectors))
+        self._behind = [added(trace, kind, layer) for layer in layers]
         self.numbering = Numbering.of(trace, kind, layers)
 
     # ---- bounds ---------------------------------------------------------------------------------------
 
     def upper(self, index: int) -> Float[Tensor, " neuron"]:
         """Upper bounds of the scores of layer ``layers[index]``, on the CPU."""
+        if self.readout.cap is not None:
+            return self._capped(index, self.readout.cap).upper().flatten().cpu()
         coefficient, along, slack = self._bound_parts(index)
         bound = coefficient * along[:, :1]
         for option in range(1, along.shape[1]):
@@ -65,24 +72,35 @@ class Candidates:
 
     def lower(self, index: int) -> Float[Tensor, " neuron"]:
         """Lower bounds of the scores of layer ``layers[index]``, on the CPU."""
+        if self.readout.cap is not None:
+            return self._capped(index, self.readout.cap).lower().flatten().cpu()
         coefficient, along, slack = self._bound_parts(index)
         bound = coefficient * along[:, :1]
         for option in range(1, along.shape[1]):
             bound = torch.minimum(bound, coefficient * along[:, option, None])
         if not self.readout.target.is_linear:
-            w = self.readout.direction(directions(self.trace, self.kind, self.layers[index]))
+            w = self._direction(index, directions(self.trace, self.kind, self.layers[index]))
             bound = bound - self._spread.loss(index, w, coefficient.to(w.device)).to(bound.device)
         return bound.sub_(slack).flatten().cpu()
 
+    def _capped(self, index: int, cap: Cap) -> CappedBounds:
+        coefficient = coefficients(self.trace, self.kind, self.layers[index])
+        w = self._direction(index, directions(self.trace, self.kind, self.layers[index]))
+        return CappedBounds(self.bases, self._spread, cap, index, w, coefficient.to(w.device))
+
+    def _direction(self, index: int, rows: Float[Tensor, "row d_model"]) -> Float[Tensor, "row d_model"]:
+        """``N`` of what rows of a layer add to the stream."""
+        return self.readout.direction(self._behind[index].linear(rows.to(self.readout.dtype)))
+
     @cached_property
     def _spread(self) -> Spread:
-        return Spread(self.readout, self.bases)
+        return Spread(self.bases)
 
     def _bound_parts(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """Coefficients ``[row, source]``, ``<q, w>`` ``[row, option]`` and slack ``[row, source]``."""
         coefficient = coefficients(self.trace, self.kind, self.layers[index])
         rows = directions(self.trace, self.kind, self.layers[index])
-        q = self._q[index].to(rows.device)
+        q = self._behind[index].adjoint(self.readout.adjoint(self.bases.g[index])).to(rows.device)
         step = max(1, self.readout.memory_budget // (16 * q.dtype.itemsize * rows.shape[1]))
         along: list[Tensor] = []
         length: list[Tensor] = []
@@ -107,9 +125,9 @@ class Candidates:
         for i in index_of.unique().tolist():
             mine = index_of == i
             rows = directions(self.trace, self.kind, self.layers[i])
-            vectors[mine.to(device)] = self.readout.direction(rows[row_of[mine].to(rows.device)])
+            vectors[mine.to(device)] = self._direction(i, rows[row_of[mine].to(rows.device)])
         weight = self._coefficients(index, row, source).to(device)
-        return self.readout.changes(self.bases, index_of.to(device), vectors, inverse.to(device), weight).cpu()
+        return changes(self.bases, index_of.to(device), vectors, inverse.to(device), weight).cpu()
 
     def coefficients_of(self, number: Int[Tensor, " candidate"]) -> Float[Tensor, " candidate"]:
         """Coefficients, on the CPU."""

@@ -3,22 +3,25 @@
 At the predicting position, for each layer ``l`` with stream ``h``, attention output ``A``, MLP output ``F``:
 
 1. *Readout*: the frozen readout of the final residual gives the model's own log-probabilities.
-2. *Writes*: ``sum_heads z_head W_O + b_O = A``, and ``sum_n post_n W_out[n] + b_out = F``. (That ``z`` is what
-   pattern and values give is confirmed where it is divided among sources, :mod:`tl_neuron_attr.sources`.)
+2. *Writes*: ``P(sum_heads z_head W_O + b_O) = A``, and ``P(sum_n post_n W_out[n] + b_out) = F``, with ``P`` what the
+   block makes of an output before adding it (:mod:`tl_neuron_attr.post`). (That ``z`` is what pattern and values give
+   is confirmed where it is divided among sources, :mod:`tl_neuron_attr.sources`.)
 3. *Stream*: ``h + A + F = `` the next layer's ``h``.
 
 Gaps are relative to the size of what is compared and allowed up to the rounding of the model's own precision.
 A larger gap raises :class:`UnsupportedModelError` naming layer, component and size.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from tl_neuron_attr.model_view import UnsupportedModelError
+from tl_neuron_attr.errors import UnsupportedModelError
+from tl_neuron_attr.neurons import Kind
 from tl_neuron_attr.readout import Readout
 from tl_neuron_attr.tolerance import TOLERANCE
+from tl_neuron_attr.writes import added, output
 
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
@@ -46,36 +49,29 @@ def _check_readout(trace: "Trace", tolerance: float) -> None:
 
 
 def _check_writes(trace: "Trace", tolerance: float) -> None:
-    view = trace.view
-    for layer in range(view.n_layers):
-        z = trace.z[layer][trace.position].to(view.compute_dtype)
-        W_O = view.W_O(layer)
-        heads = torch.einsum("hd,hdm->m", z, W_O.to(z))
-        _compare(
-            trace,
-            _plus(heads, view.block(layer).b_O),
-            trace.attn_out[layer][trace.position],
-            tolerance,
-            f"heads of layer {layer}",
-            "what attention adds (hook_attn_out)",
+    for layer in range(trace.view.n_layers):
+        heads, attn = _sublayer(trace, "attn", layer), trace.attn_out[layer][trace.position]
+        _compare(trace, heads, attn, tolerance, f"heads of layer {layer}", "what attention adds (hook_attn_out)")
+        if trace.post[layer] is not None:
+            _check_width(trace, layer)
+            neurons, mlp = _sublayer(trace, "mlp", layer), _at(trace, trace.mlp_out[layer])
+            part, what = f"MLP neurons of layer {layer}", "what the MLP adds (hook_mlp_out)"
+            _compare(trace, neurons, mlp, tolerance, part, what)
+
+
+def _sublayer(trace: "Trace", kind: Kind, layer: int) -> Tensor:
+    """What neurons or heads plus the bias add to the stream at the predicting position."""
+    at = torch.tensor([trace.position])
+    return added(trace, kind, layer).added(output(trace, kind, layer, at)[0])
+
+
+def _check_width(trace: "Trace", layer: int) -> None:
+    width, rows = cast("Tensor", trace.post[layer]).shape[-1], trace.view.W_out(layer).shape[0]
+    if width != rows:
+        raise UnsupportedModelError(
+            f"layer {layer} of {trace.view.name}: hook_post has width {width} but W_out has {rows} rows, so its "
+            f"entries are not the MLP's neurons; attribute attention only"
         )
-        post = trace.post[layer]
-        if post is not None:
-            acts = post[trace.position].to(view.compute_dtype)
-            W_out = view.W_out(layer)
-            if acts.shape[-1] != W_out.shape[0]:
-                raise UnsupportedModelError(
-                    f"layer {layer} of {view.name}: hook_post has width {acts.shape[-1]} but W_out has "
-                    f"{W_out.shape[0]} rows, so its entries are not the MLP's neurons; attribute attention only"
-                )
-            _compare(
-                trace,
-                _plus(acts @ W_out.to(acts), view.block(layer).b_out),
-                _at(trace, trace.mlp_out[layer]),
-                tolerance,
-                f"MLP neurons of layer {layer}",
-                "what the MLP adds (hook_mlp_out)",
-            )
 
 
 def _check_stream(trace: "Trace", tolerance: float) -> None:
@@ -101,10 +97,6 @@ def _at(trace: "Trace", rows: Tensor | None) -> Tensor:
     if rows is None:
         raise UnsupportedModelError(f"{trace.view.name} recorded no MLP output where neurons were recorded")
     return rows[trace.position].to(trace.view.compute_dtype)
-
-
-def _plus(x: Tensor, bias: Tensor | None) -> Tensor:
-    return x if bias is None else x + bias.to(x)
 
 
 def _compare(trace: "Trace", ours: Tensor, model: Tensor, tolerance: float, part: str, what: str) -> None:

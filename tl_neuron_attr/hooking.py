@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_neuron_attr.model_view import ModelView, UnsupportedModelError
+from tl_neuron_attr.errors import UnsupportedModelError
+from tl_neuron_attr.model_view import ModelView
 
 HookFunction: TypeAlias = Callable[..., Tensor | None]
 HookPairs: TypeAlias = Sequence[tuple[str, Any]]

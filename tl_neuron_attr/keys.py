@@ -15,7 +15,7 @@ MLP, gated, ``"gate"``, ``"in"``    ``gain * W_gate[:, n]``, ``gain * W_in[:, n]
 Under ``"exact"`` keys of LayerNorm models are centred, ``k - m(k)``, as the norm centres its input; under
 ``"paper"`` they are not. The MLP's input is the stream with the same layer's attention, or without it in a
 parallel block; which one is decided on numbers: the activation rebuilt from it must be the model's own, else
-:class:`UnsupportedModelError`.
+:class:`UnsupportedModelError`. A value that attention clips (OLMo) keeps the key that it has before clipping.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_neuron_attr.block_view import MLPInputs, UnsupportedModelError
+from tl_neuron_attr.activations import Activation
+from tl_neuron_attr.block_view import MLPInputs
+from tl_neuron_attr.errors import UnsupportedModelError
 from tl_neuron_attr.neurons import AttnNeuron, MLPNeuron, Neuron
 from tl_neuron_attr.norms import Norm
-from tl_neuron_attr.tolerance import TOLERANCE
+from tl_neuron_attr.tolerance import ROUNDING, TOLERANCE
 from tl_neuron_attr.writes import attn_added
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ def _attn_keys(trace: "Trace", layer: int, pos: int, neurons: list[AttnNeuron]) 
     columns = block.W_V[kv_head, :, dim].to(stream)
     bias = None if block.b_V is None else block.b_V[kv_head, dim].to(stream)
     norm = block.attn_norm
-    made = _affine(_normalised(norm, stream), columns.T, bias)
+    made = view.clipped(_affine(_normalised(norm, stream), columns.T, bias))
     value = trace.value[layer][pos, kv_head, dim].to(made)
     _confirm(trace, made, value, f"values of attention neurons of layer {layer}")
     return Keys(tuple(neurons), layer, pos, False, stream, _through(trace, norm, columns))
@@ -96,19 +98,34 @@ def _mlp_keys(trace: "Trace", layer: int, neurons: list[MLPNeuron], key: Key) ->
     before = trace.resid_pre[layer][trace.position].to(trace.view.compute_dtype)
     after = before + attn_added(trace, layer).to(before)
     own = post[trace.position, index].to(before)
-    gaps = {
-        reads_attn: _gap(_activations(inputs, _normalised(norm, stream), index), own)
-        for reads_attn, stream in ((True, after), (False, before))
-    }
-    reads_attn = gaps[True] <= gaps[False]
-    stream = after if reads_attn else before
-    x = _normalised(norm, stream)
-    _confirm(trace, _activations(inputs, x, index), own, f"activations of MLP neurons of layer {layer}")
-    columns = _mlp_columns(inputs, x, index, key)
+    streams = {True: (after, _normalised(norm, after)), False: (before, _normalised(norm, before))}
+    act, reads_attn = _closest(inputs, streams, index, own, ROUNDING[trace.view.dtype])
+    stream, x = streams[reads_attn]
+    _confirm(trace, _activations(inputs, act, x, index), own, f"activations of MLP neurons of layer {layer}")
+    columns = _mlp_columns(inputs, act, x, index, key)
     return Keys(tuple(neurons), layer, trace.position, reads_attn, stream, _through(trace, norm, columns))
 
 
-def _mlp_columns(inputs: MLPInputs, x: Tensor, index: Tensor, key: Key) -> Float[Tensor, "neuron d_model"]:
+def _closest(
+    inputs: MLPInputs, streams: dict[bool, tuple[Tensor, Tensor]], index: Tensor, own: Tensor, rounding: float
+) -> tuple[Activation, bool]:
+    """The activation function and stream (with the layer's attention or without) that give the model's activations.
+
+    The declared function is believed up to rounding; others count only where it is further off than that.
+    """
+    found: list[tuple[float, Activation, bool]] = []
+    for act in inputs.acts:
+        for reads_attn, (_, x) in streams.items():
+            found.append((_gap(_activations(inputs, act, x, index), own), act, reads_attn))
+        if min(gap for gap, _, _ in found) <= rounding:
+            break
+    _, act, reads_attn = min(found, key=lambda each: each[0])
+    return act, reads_attn
+
+
+def _mlp_columns(
+    inputs: MLPInputs, activation: Activation, x: Tensor, index: Tensor, key: Key
+) -> Float[Tensor, "neuron d_model"]:
     """Input columns, or for a gated MLP the one that ``key`` names."""
     W_pre = inputs.W_pre[:, index].to(x).T
     if inputs.W_linear is None or key == "gate":
@@ -120,17 +137,17 @@ def _mlp_columns(inputs: MLPInputs, x: Tensor, index: Tensor, key: Key) -> Float
     linear = _affine(x, W_linear.T, None if inputs.b_linear is None else inputs.b_linear[index])
     with torch.enable_grad():
         leaf = pre.detach().requires_grad_()
-        act = inputs.act(leaf)
+        act = activation(leaf)
         [slope] = torch.autograd.grad(act.sum(), leaf)
     return (slope * linear)[:, None] * W_pre + act.detach()[:, None] * W_linear
 
 
-def _activations(inputs: MLPInputs, x: Tensor, index: Tensor) -> Float[Tensor, " neuron"]:
+def _activations(inputs: MLPInputs, act: Activation, x: Tensor, index: Tensor) -> Float[Tensor, " neuron"]:
     def columns(weight: Tensor, bias: Tensor | None) -> Tensor:
         return _affine(x, weight[:, index].to(x), None if bias is None else bias[index])
 
     with torch.no_grad():
-        post = inputs.act(columns(inputs.W_pre, inputs.b_pre))
+        post = act(columns(inputs.W_pre, inputs.b_pre))
     if inputs.W_linear is not None:
         post = post * columns(inputs.W_linear, inputs.b_linear)
     return post if inputs.after is None else post + inputs.after[index].to(post)

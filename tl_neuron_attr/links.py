@@ -17,7 +17,7 @@ from tl_neuron_attr.neurons import MLPNeuron, Neuron
 from tl_neuron_attr.numbering import place
 from tl_neuron_attr.query import weighted_keys
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
-from tl_neuron_attr.writes import coefficient, row_of
+from tl_neuron_attr.writes import coefficient, rows_of
 
 if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
@@ -53,10 +53,10 @@ def links(
     for neuron in queries:
         place(trace, neuron)
     weighted = weighted_keys(trace, value, key=key, normalise=normalise, memory_budget=memory_budget)
-    rows = [row_of(trace, neuron).to(trace.view.W_U.device) for neuron in queries]
-    written = torch.stack(rows) if rows else torch.empty(0, trace.view.d_model, dtype=trace.view.compute_dtype)
+    rows = {pos: rows_of(trace, queries, pos) for pos in {w.group.pos for w in weighted}}
     table: list[tuple[str, str, float]] = []
     for w in weighted:
+        written = rows[w.group.pos]
         share = written @ w.weighted.to(written.device).T * _seen(trace, queries, w.group).to(written)[:, None]
         for i, q in enumerate(queries):
             table += [(str(q), str(n), c) for n, c in zip(w.group.neurons, share[i].tolist(), strict=True)]

@@ -15,14 +15,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tl_neuron_attr.block_view import BlockView, UnsupportedModelError, bias, read_norm, weight
+from tl_neuron_attr.block_view import BlockView, bias, read_norm, weight
+from tl_neuron_attr.errors import UnsupportedModelError
+from tl_neuron_attr.logits import Cap, LogitMap
 from tl_neuron_attr.norms import Norm
+from tl_neuron_attr.refusals import mlp_refusal, refuse
 from tl_neuron_attr.tokens import Tokens
 
 # Configuration fields that Hugging Face models read for dropout without a module of its own.
 _FUNCTIONAL_DROPOUT = ("attention_dropout", "attn_pdrop", "resid_pdrop", "hidden_dropout", "dropout")
-
-__all__ = ["ModelView", "UnsupportedModelError"]
 
 
 class ModelView:
@@ -40,13 +41,13 @@ class ModelView:
                 f"got a {type(model).__name__}: tl_neuron_attr attributes TransformerLens models, so load it as "
                 f"a TransformerBridge (TransformerLens 3 and 4) or a HookedTransformer (2 and 3)"
             )
-        self._refuse_other_kinds()
+        self.name: str = str(getattr(self.cfg, "model_name", None) or type(model).__name__)
+        refuse(model, self.cfg, self.name)
         self.n_layers: int = self.cfg.n_layers
         self.n_heads: int = self.cfg.n_heads
         self.n_kv_heads: int = self.cfg.n_key_value_heads or self.cfg.n_heads
         self.d_head: int = self.cfg.d_head
         self.d_model: int = self.cfg.d_model
-        self.name: str = str(getattr(self.cfg, "model_name", None) or type(model).__name__)
         self.dtype: torch.dtype = self.W_U.dtype
         self.compute_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         hook_points = cast("Mapping[str, Any]", model.hook_dict)
@@ -60,43 +61,9 @@ class ModelView:
 
     # ---- refusals -------------------------------------------------------------------------------------
 
-    def _refuse_other_kinds(self) -> None:
-        name = getattr(self.cfg, "model_name", type(self.model).__name__)
-        if not hasattr(self.model, "blocks") or hasattr(self.model, "decoder_blocks"):
-            raise UnsupportedModelError(
-                f"{name} is not a decoder-only transformer (no `blocks`): encoders and encoder-decoders predict no "
-                f"next token from one residual stream; use a causal language model"
-            )
-        wrapped = type(getattr(self.model, "original_model", None)).__name__
-        if getattr(self.cfg, "attention_dir", "causal") != "causal" or "MaskedLM" in wrapped:
-            raise UnsupportedModelError(
-                f"{name} attends in both directions: an encoder predicts no next token; use a causal model"
-            )
-        cap = getattr(self.cfg, "output_logits_soft_cap", None)
-        if cap is not None and cap > 0:
-            raise UnsupportedModelError(
-                f"{name} caps its logits (output_logits_soft_cap={cap}): the frozen readout is not affine there "
-                f"and scores would be wrong; use a model without a logit cap"
-            )
-        if not self.cfg.attn_only and all(self.mlp_refusal(layer) for layer in range(self.cfg.n_layers)):
-            raise UnsupportedModelError(self.mlp_refusal(0) or "")
-
     def mlp_refusal(self, layer: int) -> str | None:
         """Why the MLP neurons of ``layer`` cannot be attributed, or ``None`` where they can."""
-        name = getattr(self.cfg, "model_name", type(self.model).__name__)
-        if self.cfg.attn_only:
-            return f"{name} has no MLP in layer {layer}: attention-only models have attention neurons only"
-        block = self.model.blocks[layer]
-        mlp = getattr(block, "mlp", None)
-        classes = {type(mlp).__name__, type(getattr(mlp, "original_component", None)).__name__}
-        experts = getattr(self.cfg, "num_experts", None)
-        is_bridge = hasattr(mlp, "original_component")
-        if any("moe" in c.lower() or "expert" in c.lower() for c in classes) or (experts and not is_bridge):
-            return (
-                f"layer {layer} of {name} is a mixture of experts: its hook_post is not one set of MLP "
-                f"neurons, so their scores are not defined; attribute attention neurons or dense layers"
-            )
-        return None
+        return mlp_refusal(self.model, self.cfg, self.name, layer)
 
     def check_ready(self) -> None:
         """Raise :class:`ValueError` if a forward pass would be random (training mode with dropout)."""
@@ -148,7 +115,8 @@ class ModelView:
         """What the model's own final norm and unembedding make of a final residual (no hook of anyone fires)."""
         norm = _without_hooks(self._ln_final)
         with torch.no_grad():
-            return norm(resid[None, None])[0, 0] @ self.W_U + (0 if self.b_U is None else self.b_U)
+            logits = norm(resid[None, None])[0, 0] @ self.W_U + (0 if self.b_U is None else self.b_U)
+        return self.logit_map(logits)
 
     def embeddings(self, tokens: Int[Tensor, " pos"]) -> list[Float[Tensor, "pos d_model"]]:
         """What ``hook_embed`` may hold for these tokens: rows of ``W_E``, or those normalised (Bloom)."""
@@ -191,6 +159,23 @@ class ModelView:
     def final_norm(self) -> Norm:
         """The norm before the unembedding."""
         return read_norm(self._ln_final, self.cfg)
+
+    @property
+    def logit_map(self) -> LogitMap:
+        """What the model makes of the unembedding's output: a multiplier (Cohere, Granite) and a cap (Gemma-2)."""
+        original = getattr(self.model, "original_model", None)
+        multiplier = getattr(original, "logit_scale", None)  # what the wrapped model's forward pass multiplies by
+        scaling = getattr(getattr(original, "config", None), "logits_scaling", None)  # what it divides by
+        if not isinstance(multiplier, int | float):
+            multiplier = 1.0 if scaling is None else 1 / float(scaling)
+        cap = getattr(self.cfg, "output_logits_soft_cap", None)
+        return LogitMap(float(multiplier), Cap(float(cap)) if cap is not None and cap > 0 else None)
+
+    def clipped(self, value: Float[Tensor, "*batch d_head"]) -> Float[Tensor, "*batch d_head"]:
+        """Values as attention uses them: OLMo and MPT may clip what ``hook_v`` holds."""
+        config = getattr(getattr(self.model, "original_model", None), "config", None)
+        clip = getattr(config, "clip_qkv", None) or getattr(getattr(config, "attn_config", None), "clip_qkv", None)
+        return value if clip is None else value.clamp(-clip, clip)
 
     @property
     def _ln_final(self) -> nn.Module:

@@ -141,6 +141,15 @@ _LABEL = re.compile(
 )
 
 
+def kind_of(neuron: Neuron) -> Kind:
+    """``"mlp"`` or ``"attn"``.
+
+    >>> kind_of(MLPNeuron(8, 123))
+    'mlp'
+    """
+    return "mlp" if isinstance(neuron, MLPNeuron) else "attn"
+
+
 def parse(label: str) -> MLPNeuron | AttnNeuron | Head | Layer:
     """Read a printed label back: ``parse(str(identity)) == identity``.
 

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from tl_neuron_attr.block_view import UnsupportedModelError
-from tl_neuron_attr.neurons import AttnNeuron, Kind, MLPNeuron, Neuron
+from tl_neuron_attr.errors import UnsupportedModelError
+from tl_neuron_attr.neurons import AttnNeuron, Kind, MLPNeuron, Neuron, kind_of
 from tl_neuron_attr.writes import directions
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def chosen_layers(trace: "Trace", kind: Kind, layers: Sequence[int] | None) -> l
 
 def place(trace: "Trace", neuron: Neuron) -> tuple[int, int, Kind]:
     """Row, source and kind of a neuron; :class:`ValueError` for one that the model or prompt does not have."""
-    kind: Kind = "mlp" if isinstance(neuron, MLPNeuron) else "attn"
+    kind = kind_of(neuron)
     chosen_layers(trace, kind, [neuron.layer])
     view = trace.view
     if isinstance(neuron, AttnNeuron):

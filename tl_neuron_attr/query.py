@@ -30,7 +30,7 @@ from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
 from tl_neuron_attr.results import LayerScores, RankedNeurons
 from tl_neuron_attr.sources import kept, values
 from tl_neuron_attr.value import VALUE_METHOD
-from tl_neuron_attr.writes import coefficients_at, directions
+from tl_neuron_attr.writes import added, coefficients_at, directions
 
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
@@ -221,19 +221,28 @@ def _layer_scores(trace: "Trace", kind: Kind, layer: int, summed: _SummedKeys) -
     """Query scores of all neurons of a layer in the order of their ids, on the CPU."""
     view = trace.view
     pos, K = summed.after(kind, layer)
+    along = _along_rows(trace, kind, layer, pos, K)
     if kind == "mlp":
-        post, W_out = trace.post[layer], view.W_out(layer)
+        post = trace.post[layer]
         if post is None:
             raise ValueError(view.mlp_refusal(layer) or f"layer {layer} has no MLP neurons")
-        along = K.to(W_out.device) @ W_out.to(K.dtype).T
         return (post[pos.to(post.device)].to(along) * along).sum(0).cpu()
-    W_O = view.W_O(layer)
-    along = torch.einsum("pm,hdm->hpd", K.to(W_O.device), W_O.to(K.dtype))
+    along = along.view(len(pos), view.n_heads, view.d_head).transpose(0, 1)
     factor = kept(trace, layer, pos)
     along = along if factor is None else along * factor.transpose(0, 1).to(along)
     pattern = trace.pattern[layer]
     moved = torch.einsum("hps,hpd->hds", pattern[:, pos.to(pattern.device)].to(along), along)
     return (moved * values(trace, layer).to(moved)).flatten().cpu()
+
+
+def _along_rows(
+    trace: "Trace", kind: Kind, layer: int, pos: Tensor, K: Tensor, row: Tensor | None = None
+) -> Float[Tensor, "pos row"]:
+    """``<P(w), K[pos]>`` for the rows of a layer (or some of them), ``P`` what becomes of its output behind it."""
+    rows = directions(trace, kind, layer)
+    chosen = rows if row is None else rows[row.to(rows.device)]
+    read = added(trace, kind, layer, pos).adjoint(K)
+    return read.to(rows.device) @ chosen.to(K.dtype).T
 
 
 def _strongest(
@@ -246,8 +255,7 @@ def _strongest(
         mine, layer = index == i, numbering.layers[i]
         pos, K = summed.after(numbering.kind, layer)
         weight = coefficients_at(trace, numbering.kind, layer, row[mine], source[mine], pos)
-        rows = directions(trace, numbering.kind, layer)
-        along = K.to(rows.device) @ rows[row[mine].to(rows.device)].to(K.dtype).T
+        along = _along_rows(trace, numbering.kind, layer, pos, K, row[mine])
         strongest = (weight * along.to(weight.device)).abs().argmax(0)
         where[mine] = pos[strongest.cpu()]
         coefficient[mine] = weight.gather(0, strongest[None])[0].cpu()

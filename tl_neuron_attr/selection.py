@@ -20,7 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
-from tl_neuron_attr.model_view import ModelView, UnsupportedModelError
+from tl_neuron_attr.errors import UnsupportedModelError
+from tl_neuron_attr.model_view import ModelView
 from tl_neuron_attr.neurons import AttnNeuron, Head, Layer, MLPNeuron
 from tl_neuron_attr.ranking import RankedNeurons
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from tl_neuron_attr.block_view import UnsupportedModelError
+from tl_neuron_attr.errors import UnsupportedModelError
 from tl_neuron_attr.tolerance import TOLERANCE
 
 if TYPE_CHECKING:

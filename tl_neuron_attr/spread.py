@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_neuron_attr.readout import Bases, Readout
+from tl_neuron_attr.bases import Bases
 
 _TOP_TOKENS = 2048
 
@@ -28,7 +28,8 @@ _TOP_TOKENS = 2048
 class Spread:
     """Loss bounds for the vectors of one readout; the unembedding's Gram matrix is computed once."""
 
-    def __init__(self, readout: Readout, bases: Bases) -> None:
+    def __init__(self, bases: Bases) -> None:
+        readout = bases.readout
         self._readout, self._bases = readout, bases
         d_model = readout.W_U.shape[0]
         gram = torch.zeros(d_model, d_model, dtype=readout.dtype, device=readout.W_U.device)
@@ -43,25 +44,43 @@ class Spread:
         self, index: int, directions: Float[Tensor, "row d_model"], coefficient: Float[Tensor, "row source"]
     ) -> Float[Tensor, "row source"]:
         """Upper bound of the loss (nats) of ``coefficient[row, source] * directions[row]`` at base ``index``."""
-        covariance, reach = self._covariance(index)
+        variance, reach = self.moment(index, directions, self._bases.expected[index])
         length = directions.square().sum(-1)
-        rounding = 64 * torch.finfo(self._readout.dtype).eps * covariance.trace()
-        variance = (directions @ covariance * directions).sum(-1).clamp(min=0) + rounding * length
         h = coefficient.abs() * (length.sqrt() * reach)[:, None]
-        # Beyond this the exponential overflows, and h itself is the smaller bound anyway.
-        h_small = h.clamp(max=30.0)
-        phi = torch.where(h < 0.1, 0.5 + h / 5, (torch.expm1(h_small) - h_small) / h_small.square())
-        return torch.minimum(h, torch.log1p(coefficient.square() * variance[:, None] * phi))
+        return torch.minimum(h, log_growth(coefficient.square() * variance[:, None], h))
 
-    def _covariance(self, index: int) -> tuple[Float[Tensor, "d_model d_model"], Float[Tensor, ""]]:
-        """A matrix that bounds the covariance from above, and ``R``."""
-        readout, expected = self._readout, self._bases.expected[index]
-        n_tokens = readout.W_U.shape[1]
-        p = torch.cat([readout.p_block(self._bases, index, block) for block in readout.blocks(1)])
+    def moment(
+        self, index: int, directions: Float[Tensor, "row d_model"], center: Float[Tensor, " d_model"]
+    ) -> tuple[Float[Tensor, " row"], Float[Tensor, ""]]:
+        """Upper bounds of ``E_p[<W_U[:, j] - center, w>^2]`` at a base, and ``max_j |W_U[:, j] - center|``."""
+        matrix = self._moment(index, center)
+        rounding = 64 * torch.finfo(self._readout.dtype).eps * matrix.trace()
+        moment = (directions @ matrix * directions).sum(-1).clamp(min=0)
+        return moment + rounding * directions.square().sum(-1), self._bases.reach(index, center)
+
+    def _moment(self, index: int, center: Float[Tensor, " d_model"]) -> Float[Tensor, "d_model d_model"]:
+        """A matrix that bounds ``E_p[d_j d_j']`` from above, ``d_j = W_U[:, j] - center``."""
+        readout, n_tokens = self._readout, self._readout.W_U.shape[1]
+        base = torch.tensor([index], device=center.device)
+        p = torch.cat([self._bases.p_rows(base, block)[0] for block in readout.blocks(1)])
         values, tokens = p.topk(min(_TOP_TOKENS + 1, n_tokens))
         rest = values[-1] if n_tokens > _TOP_TOKENS else values.new_zeros(())
-        deviations = readout.W_U[:, tokens].to(readout.dtype) - expected[:, None]
-        everywhere = self._gram - torch.outer(self._total, expected) - torch.outer(expected, self._total)
-        everywhere += n_tokens * torch.outer(expected, expected)
-        covariance = (deviations * (values - rest)) @ deviations.T + rest * everywhere
-        return covariance, readout.reach(self._bases, index)
+        deviations = readout.W_U[:, tokens].to(readout.dtype) - center[:, None]
+        everywhere = self._gram - torch.outer(self._total, center) - torch.outer(center, self._total)
+        everywhere += n_tokens * torch.outer(center, center)
+        return (deviations * (values - rest)) @ deviations.T + rest * everywhere
+
+
+def growth(square: Float[Tensor, "*rows"], h: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
+    """An upper bound of ``square * phi(h)``, or infinity where a float does not hold it.
+
+    Up to 0.1, ``phi(h) <= 1 / 2 + h / 5``, which the quotient itself would miss by rounding.
+    """
+    quotient = (torch.expm1(h) - h) / h.square()
+    return square * torch.where(h < 0.1, 0.5 + h / 5, quotient)
+
+
+def log_growth(square: Float[Tensor, "*rows"], h: Float[Tensor, "*rows"]) -> Float[Tensor, "*rows"]:
+    """An upper bound of ``log(1 + square * phi(h))`` for any ``h``: ``phi(h) <= exp(h) / h^2``."""
+    far = torch.logaddexp(torch.zeros_like(h), square.log() + h - 2 * h.log())
+    return torch.where(h < 30, torch.log1p(growth(square, h.clamp(max=30))), far)

@@ -21,14 +21,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_neuron_attr.bases import Bases
 from tl_neuron_attr.candidates import Candidates
 from tl_neuron_attr.neurons import Kind, check_kind
 from tl_neuron_attr.numbering import chosen_layers
 from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
 from tl_neuron_attr.results import HeadScores, LayerScores, NeuronScores, RankedNeurons
+from tl_neuron_attr.scoring import changes
 from tl_neuron_attr.search import best_first
 from tl_neuron_attr.writes import (
+    added,
     base,
     coefficients,
     directions,
@@ -75,8 +78,8 @@ def head_scores(trace: "Trace", *, memory_budget: int = DEFAULT_MEMORY_BUDGET) -
     """
     readout = Readout.of(trace, memory_budget=memory_budget)
     layers = range(trace.view.n_layers)
-    added = [head_vectors(trace, layer) for layer in layers]
-    scores = _added_to_stream(trace, readout, list(layers), added)
+    vectors = [head_vectors(trace, layer) for layer in layers]
+    scores = _added_to_stream(trace, readout, list(layers), vectors)
     return HeadScores(scores=torch.stack(scores), provenance=trace.provenance)
 
 
@@ -191,23 +194,23 @@ def value_neurons(
 
 def _targets_of(readout: Readout, vectors: Sequence[Tensor]) -> Float[Tensor, " vector"]:
     """``T`` of residual-stream vectors, which may live on the devices of their layers."""
-    return readout.bases(torch.stack([v.to(readout.W_U.device) for v in vectors])).value
+    return Bases.of(readout, torch.stack([v.to(readout.W_U.device) for v in vectors])).value
 
 
 def _added_to_stream(
-    trace: "Trace", readout: Readout, layers: Sequence[int], added: Sequence[Tensor]
+    trace: "Trace", readout: Readout, layers: Sequence[int], added_by: Sequence[Tensor]
 ) -> list[Float[Tensor, " vector"]]:
     """Scores of vectors added to the stream before each of ``layers``; one tensor of vectors for each layer."""
     device = readout.W_U.device
-    bases = readout.bases(torch.stack([stream_before(trace, layer).to(device) for layer in layers]))
-    base_of = torch.cat([torch.full((len(v),), i, device=device) for i, v in enumerate(added)])
-    vectors = readout.direction(torch.cat([v.to(device) for v in added]))
+    bases = Bases.of(readout, torch.stack([stream_before(trace, layer).to(device) for layer in layers]))
+    base_of = torch.cat([torch.full((len(v),), i, device=device) for i, v in enumerate(added_by)])
+    vectors = readout.direction(torch.cat([v.to(device) for v in added_by]))
     scores: list[Tensor] = []
     for chunk in torch.arange(len(vectors), device=device).split(readout.directions_at_once()):
         ones = vectors.new_ones(len(chunk))
         own = torch.arange(len(chunk), device=device)
-        scores.append(readout.changes(bases, base_of[chunk], vectors[chunk], own, ones))
-    return list(torch.cat(scores).split([len(v) for v in added]))
+        scores.append(changes(bases, base_of[chunk], vectors[chunk], own, ones))
+    return list(torch.cat(scores).split([len(v) for v in added_by]))
 
 
 def _score_layer(
@@ -215,17 +218,17 @@ def _score_layer(
 ) -> Float[Tensor, "row source"]:
     """Dense scores of one layer."""
     device = readout.W_U.device
-    bases = readout.bases(base(trace, kind, layer).to(device)[None])
-    rows = directions(trace, kind, layer)
+    bases = Bases.of(readout, base(trace, kind, layer).to(device)[None])
+    rows, behind = directions(trace, kind, layer), added(trace, kind, layer)
     coefficient = coefficient.to(device)
     n_sources = coefficient.shape[1]
     scores: list[Tensor] = []
     for chunk in torch.arange(len(rows), device=device).split(readout.directions_at_once()):
         first, last = int(chunk[0]), int(chunk[-1]) + 1
-        vectors = readout.direction(rows[first:last])
+        vectors = readout.direction(behind.linear(rows[first:last].to(readout.dtype)))
         place = torch.arange(len(chunk), device=device).repeat_interleave(n_sources)
         one_base = torch.zeros(len(chunk), dtype=torch.int64, device=device)
-        scores.append(readout.changes(bases, one_base, vectors, place, coefficient[first:last].reshape(-1)))
+        scores.append(changes(bases, one_base, vectors, place, coefficient[first:last].reshape(-1)))
     return torch.cat(scores).view_as(coefficient)
 
 

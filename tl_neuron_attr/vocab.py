@@ -22,7 +22,7 @@ from tl_neuron_attr.numbering import chosen_layers, place
 from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
 from tl_neuron_attr.results import RankedNeurons
-from tl_neuron_attr.writes import coefficient, row_of
+from tl_neuron_attr.writes import added, coefficient, rows_of
 
 if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
@@ -106,7 +106,8 @@ def through_head(
     """The tokens each neuron promotes and demotes once head ``head`` of layer ``layer`` has moved its vector.
 
     The norm before that layer's attention is applied with its scale frozen where the neuron writes
-    (``position``, as in :func:`promoted_tokens`); the attention weight, a positive factor, is left out.
+    (``position``, as in :func:`promoted_tokens`), a norm behind it with that of the predicting position; the
+    attention weight, a positive factor, is left out.
 
     Raises :class:`ValueError` for a head that does not exist, a neuron that does not write before it, ``k < 1``,
     or a position out of range.
@@ -124,13 +125,15 @@ def through_head(
         raise ValueError(f"head {head} is out of range: {view.name} has heads 0 to {view.n_heads - 1}")
     W_V = block.W_V[head // (view.n_heads // view.n_kv_heads)].to(view.compute_dtype)
     W_O, norm = block.W_O[head].to(view.compute_dtype), block.attn_norm
+    behind = added(trace, "attn", layer)
     placed = _written(trace, neurons, position)
     moved: list[Tensor] = []
     for neuron, pos, vector in placed:
         if neuron.layer >= layer:
             raise ValueError(f"{neuron} writes after layer {layer} has read the stream: name a head of a later layer")
         stream = trace.resid_pre[layer][pos].to(view.compute_dtype)
-        moved.append(norm.linear(vector.to(stream), norm.scale(stream)) @ W_V @ W_O)
+        read = norm.linear(vector.to(stream), norm.scale(stream))
+        moved.append(behind.linear(read.to(W_V.device) @ W_V @ W_O))
     return _read_out(trace, placed, moved, k, memory_budget)
 
 
@@ -145,7 +148,7 @@ def _written(
     for i, neuron in enumerate(neurons):
         place(trace, neuron)
         pos = position if position is not None else trace.position if own is None else int(cast("int", own[i]))
-        row = row_of(trace, neuron)
+        row = rows_of(trace, [neuron], pos)[0]
         placed.append((neuron, pos, row * coefficient(trace, neuron, pos).to(row)))
     return placed
 

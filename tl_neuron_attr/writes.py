@@ -5,15 +5,20 @@ An MLP neuron ``n`` writes ``post_n * W_out[n]``. An attention neuron ``(head, d
 (n_heads // n_kv_heads)``: the direction does not depend on the source, only the coefficient does. A hook on
 ``hook_z`` may have taken some of it away (:mod:`tl_neuron_attr.sources`). Flat order is the order of
 identities: ``neuron``, or ``(head, dim, source)``.
+
+Where the block normalises or multiplies a sublayer's output before adding it (:mod:`tl_neuron_attr.post`), every
+vector goes through that map with its scale frozen: :func:`added` gives it, :func:`directions` are the rows before it.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_neuron_attr.neurons import Kind, MLPNeuron, Neuron
+from tl_neuron_attr.neurons import Kind, MLPNeuron, Neuron, kind_of
+from tl_neuron_attr.post import FrozenPost
 from tl_neuron_attr.sources import kept, values
 
 if TYPE_CHECKING:
@@ -54,14 +59,38 @@ def coefficients_at(
 
 def coefficient(trace: "Trace", neuron: Neuron, pos: int) -> Float[Tensor, ""]:
     """The coefficient of one neuron at one position."""
-    mlp = isinstance(neuron, MLPNeuron)
-    row, source = (neuron.neuron, 0) if mlp else (neuron.head * trace.view.d_head + neuron.dim, neuron.source)
-    one = [torch.tensor([number]) for number in (row, source, pos)]
-    return coefficients_at(trace, "mlp" if mlp else "attn", neuron.layer, *one)[0, 0]
+    source = 0 if isinstance(neuron, MLPNeuron) else neuron.source
+    one = [torch.tensor([number]) for number in (_row(trace, neuron), source, pos)]
+    return coefficients_at(trace, kind_of(neuron), neuron.layer, *one)[0, 0]
+
+
+def added(trace: "Trace", kind: Kind, layer: int, pos: Int[Tensor, " pos"] | None = None) -> FrozenPost:
+    """What becomes of a sublayer's output before it is added, frozen at the predicting position or at ``pos``."""
+    found = trace.view.block(layer).post(kind)
+    if found.is_identity:
+        return FrozenPost(found, None)
+    at = torch.tensor([trace.position]) if pos is None else pos
+    frozen = found.at(output(trace, kind, layer, at))
+    return frozen if pos is not None or frozen.scale is None else FrozenPost(found, frozen.scale[0])
+
+
+def output(trace: "Trace", kind: Kind, layer: int, pos: Int[Tensor, " pos"]) -> Float[Tensor, "pos d_model"]:
+    """What a sublayer hands on, output bias included, before any norm or multiplier behind it."""
+    block, dtype = trace.view.block(layer), trace.view.compute_dtype
+    if kind == "attn":
+        z, bias = trace.z[layer], block.b_O
+        made = torch.einsum("phd,hdm->pm", z[pos.to(z.device)].to(dtype), trace.view.W_O(layer).to(z.device, dtype))
+    else:
+        acts, bias = _post(trace, layer), block.b_out
+        made = acts[pos.to(acts.device)].to(dtype) @ trace.view.W_out(layer).to(acts.device, dtype)
+    return made if bias is None else made + bias.to(made)
 
 
 def directions(trace: "Trace", kind: Kind, layer: int) -> Float[Tensor, "row d_model"]:
-    """The output row of every direction of a layer, in the model's own precision (no copy where it has none)."""
+    """The output row of every direction of a layer, in the model's own precision (no copy where it has none).
+
+    What it adds to the stream is that row through :func:`added`.
+    """
     return trace.view.W_O(layer).flatten(0, 1) if kind == "attn" else trace.view.W_out(layer)
 
 
@@ -85,23 +114,34 @@ def attn_coefficients(trace: "Trace", layer: int) -> Float[Tensor, "head d_head 
     return weight if factor is None else weight * factor[0, ..., None]
 
 
-def row_of(trace: "Trace", neuron: Neuron) -> Float[Tensor, " d_model"]:
-    """The output row of one neuron: its ``W_out`` row or its dimension of ``W_O``, float32 or better."""
-    if isinstance(neuron, MLPNeuron):
-        return trace.view.W_out(neuron.layer)[neuron.neuron].to(trace.view.compute_dtype)
-    return trace.view.W_O(neuron.layer)[neuron.head, neuron.dim].to(trace.view.compute_dtype)
+def rows_of(trace: "Trace", neurons: Sequence[Neuron], pos: int) -> Float[Tensor, "neuron d_model"]:
+    """What a coefficient of one of each neuron adds at ``pos``, float32 or better, on the unembedding's device."""
+    view = trace.view
+    rows = torch.empty(len(neurons), view.d_model, dtype=view.compute_dtype, device=view.W_U.device)
+    places: list[tuple[Kind, int]] = [(kind_of(n), n.layer) for n in neurons]
+    for kind, layer in dict.fromkeys(places):
+        mine = [i for i, at in enumerate(places) if at == (kind, layer)]
+        all_rows = directions(trace, kind, layer)
+        row = torch.tensor([_row(trace, neurons[i]) for i in mine], device=all_rows.device)
+        made = added(trace, kind, layer, torch.tensor([pos])).linear(all_rows[row].to(view.compute_dtype))
+        rows[torch.tensor(mine, device=rows.device)] = made.to(rows.device)
+    return rows
+
+
+def _row(trace: "Trace", neuron: Neuron) -> int:
+    return neuron.neuron if isinstance(neuron, MLPNeuron) else neuron.head * trace.view.d_head + neuron.dim
 
 
 def head_vectors(trace: "Trace", layer: int) -> Float[Tensor, "head d_model"]:
     """What each head adds (``hook_z`` through ``W_O``): the sum of its neurons, without the attention output bias."""
     z = trace.z[layer][trace.position].to(trace.view.compute_dtype)
-    return torch.einsum("hd,hdm->hm", z, trace.view.W_O(layer).to(z))
+    return added(trace, "attn", layer).linear(torch.einsum("hd,hdm->hm", z, trace.view.W_O(layer).to(z)))
 
 
 def position_vectors(trace: "Trace", layer: int, head: int) -> Float[Tensor, "source d_model"]:
     """What one head brings from each source position."""
     moved = attn_coefficients(trace, layer)[head]
-    return moved.T @ trace.view.W_O(layer)[head].to(moved)
+    return added(trace, "attn", layer).linear(moved.T @ trace.view.W_O(layer)[head].to(moved))
 
 
 def attn_added(trace: "Trace", layer: int) -> Float[Tensor, " d_model"]:

@@ -1,0 +1,85 @@
+"""Models for which the method has no meaning, or a release that computes something else: refused by name.
+
+A part of the model view. What is decided here is what a model *is*; whether its numbers fit together is decided on
+numbers at every trace (:mod:`tl_neuron_attr.checks`).
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tl_neuron_attr.errors import UnsupportedModelError
+
+_STATE_SPACE = re.compile(
+    r"mamba|ssm|rwkv|retention|recurrent|rglru|delta_?net|linear_?attn|linear_?attention|hyena|short_?conv|mixer",
+    re.IGNORECASE,
+)
+_EXPERTS = re.compile(r"expert|router|sparse_?moe", re.IGNORECASE)
+
+
+def refuse(model: Any, cfg: Any, name: str) -> None:
+    """Raise :class:`UnsupportedModelError` for a model of another kind, before any number is computed."""
+    if not hasattr(model, "blocks") or hasattr(model, "decoder_blocks"):
+        raise UnsupportedModelError(
+            f"{name} is not a decoder-only transformer (no `blocks`): encoders and encoder-decoders predict no "
+            f"next token from one residual stream; use a causal language model"
+        )
+    wrapped = type(getattr(model, "original_model", None)).__name__
+    if getattr(cfg, "attention_dir", "causal") != "causal" or "MaskedLM" in wrapped:
+        raise UnsupportedModelError(
+            f"{name} attends in both directions: an encoder predicts no next token; use a causal model"
+        )
+    for layer, block in enumerate(model.blocks):
+        found = _state_space(block)
+        if found is not None:
+            raise UnsupportedModelError(
+                f"layer {layer} of {name} is not attention alone (it holds {found}): state-space, recurrent and "
+                f"hybrid layers have no attention neurons, so their scores are not defined; use a transformer"
+            )
+    if wrapped.startswith("Cohere") and not getattr(cfg, "rotary_interleaved_cos_sin", False):
+        raise UnsupportedModelError(
+            f"{name} is a {wrapped}, whose queries and keys this release of TransformerLens rotates in another "
+            f"layout than the model does, so its predictions are not the model's; TransformerLens 4.3 is right"
+        )
+    if not cfg.attn_only and all(mlp_refusal(model, cfg, name, layer) for layer in range(cfg.n_layers)):
+        raise UnsupportedModelError(
+            f"every MLP of {name} is a mixture of experts, whose hook_post is not one set of MLP neurons, so their "
+            f"scores are not defined; use a model with dense layers"
+        )
+
+
+def mlp_refusal(model: Any, cfg: Any, name: str, layer: int) -> str | None:
+    """Why the MLP neurons of ``layer`` cannot be attributed, or ``None`` where they can."""
+    if cfg.attn_only:
+        return f"{name} has no MLP in layer {layer}: attention-only models have attention neurons only"
+    mlp = getattr(model.blocks[layer], "mlp", None)
+    original = getattr(mlp, "original_component", None)
+    if original is None:
+        experts = getattr(cfg, "num_experts", None) or "moe" in type(mlp).__name__.lower()
+    else:
+        experts = any(_EXPERTS.search(part) for part in _parts(original))
+    if experts:
+        return (
+            f"layer {layer} of {name} is a mixture of experts: its hook_post is not one set of MLP "
+            f"neurons, so their scores are not defined; attribute attention neurons or dense layers"
+        )
+    return None
+
+
+def _state_space(block: Any) -> str | None:
+    """The part of a block that is neither attention nor MLP nor norm, as ``name (class)``."""
+    original = getattr(block, "original_component", None)
+    for owner in (block, original):
+        for child, module in [] if owner is None else owner.named_children():
+            wrapped = type(getattr(module, "original_component", module)).__name__
+            if not child.startswith("_") and (_STATE_SPACE.search(child) or _STATE_SPACE.search(wrapped)):
+                return f"{child}: {wrapped}"
+    return None
+
+
+def _parts(module: Any) -> Iterator[str]:
+    """The class of a module, and names and classes of what it holds."""
+    yield type(module).__name__
+    for child, part in module.named_children():
+        yield child
+        yield type(part).__name__
