@@ -111,6 +111,15 @@ def test_each_trace_says_what_its_own_model_says(case: zoo.ZooCase) -> None:
         assert trace.target_log_prob == pytest.approx(logits.log_softmax(-1)[target].item(), abs=1e-4)
 
 
+@pytest.mark.parametrize(("name", "backend"), zoo.FAMILY_CASES)
+def test_every_family(name: str, backend: str) -> None:
+    """Absolute, rotary and linearly biased positions, sliding windows, caps: rows are their prompts alone."""
+    model = zoo.case(name, backend).model
+    expected = [na.trace(model, prompt, 11) for prompt in PROMPTS]
+    for batch_size in (2, 100):
+        same(traces(model, PROMPTS, 11, batch_size=batch_size), expected)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_the_padding_side_of_the_tokenizer_plays_no_part(case: zoo.ZooCase, side: str) -> None:
     """Not even for prompts that begin with the padding's id, which a HookedTransformer would mask."""
