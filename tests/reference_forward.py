@@ -161,7 +161,7 @@ def _norm(module: Any, d_model: int) -> Norm | None:
     kind = type(module).__name__
     return Norm(
         centred="LayerNorm" in kind,
-        eps=float(getattr(module, "eps", None) or getattr(module, "variance_epsilon", 1e-5)),  # OLMo: in its code
+        eps=float(next((getattr(module, n) for n in ("eps", "variance_epsilon") if hasattr(module, n)), 1e-5)),
         gain=1 + gain if kind.startswith("Gemma") else gain,
         bias=np.zeros(d_model) if bias is None else _np(bias),
     )

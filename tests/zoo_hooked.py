@@ -79,9 +79,9 @@ def hooked_config(config: Any) -> dict[str, Any]:
         n_ctx=getattr(config, "max_position_embeddings", 64),  # Bloom has no limit
         d_vocab=config.vocab_size,
         default_prepend_bos=False,
-        d_mlp=_first(config, "intermediate_size", "ffn_dim", "n_inner") or 4 * width,
-        act_fn=_first(config, "hidden_activation", "activation_function", "hidden_act") or "gelu_fast",
-        eps=_first(config, "layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps") or 1e-5,
+        d_mlp=_first(config, "intermediate_size", "ffn_dim", "n_inner", default=4 * width),
+        act_fn=_first(config, "hidden_activation", "activation_function", "hidden_act", default="gelu_fast"),
+        eps=_first(config, "layer_norm_epsilon", "layer_norm_eps", "rms_norm_eps", default=1e-5),  # may be 0
         normalization_type="LN" if kind in LAYER_NORM else "RMS",
         gated_mlp=kind not in LAYER_NORM or kind == "olmo",
     )
@@ -112,8 +112,8 @@ def hooked_config(config: Any) -> dict[str, Any]:
     return values | _windows(config)
 
 
-def _first(config: Any, *names: str) -> Any:
-    return next((getattr(config, n) for n in names if getattr(config, n, None) is not None), None)
+def _first(config: Any, *names: str, default: Any) -> Any:
+    return next((getattr(config, n) for n in names if getattr(config, n, None) is not None), default)
 
 
 def _rotary(config: Any, d_head: int) -> dict[str, Any]:
