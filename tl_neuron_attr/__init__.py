@@ -20,6 +20,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tl_neuron_attr.ablation import ablating as ablating
     from tl_neuron_attr.ablation import ablation_hooks as ablation_hooks
+    from tl_neuron_attr.batching import BatchingWarning as BatchingWarning
+    from tl_neuron_attr.batching import trace_batch as trace_batch
     from tl_neuron_attr.compare import compare as compare
     from tl_neuron_attr.curves import AblationCurve as AblationCurve
     from tl_neuron_attr.curves import ablation_curve as ablation_curve
@@ -93,6 +95,7 @@ _HOME = {
     "AblationEffect": "effects",
     "AnyOf": "targets",
     "AttnNeuron": "neurons",
+    "BatchingWarning": "batching",
     "Contrast": "targets",
     "Head": "neurons",
     "HeadScores": "results",
@@ -128,6 +131,7 @@ _HOME = {
     "resample": "recording",
     "through_head": "vocab",
     "trace": "trace",
+    "trace_batch": "batching",
     "trace_continuation": "trace",
     "value_neurons": "value",
     "value_scores": "value",

@@ -5,7 +5,7 @@ length, and ``hook_embed`` is the embedding of the very tokens that were given (
 same length would give plausible, wrong numbers).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,21 @@ class CachedRun:
     @staticmethod
     def forward(view: ModelView, tokens: Int[Tensor, " pos"], dests: Sequence[int]) -> "CachedRun":
         """Run the model once; keep logits at the positions ``dests``."""
+        logits, activations = view.run(tokens[None])
+        alone = {name: tensor[0] for name, tensor in activations.items()}
+        return _collect(view, alone, {dest: logits[0, dest].clone() for dest in dests})
+
+    @staticmethod
+    def forward_rows(view: ModelView, tokens: Int[Tensor, "row pos"], dests: Sequence[int]) -> list["CachedRun"]:
+        """Run several prompts of one length at once; each run holds copies of its row, so none keeps the batch."""
         logits, activations = view.run(tokens)
-        return _collect(view, activations, {dest: logits[dest].clone() for dest in dests})
+        rows = range(len(dests))
+        copies = {name: [tensor[row].clone() for row in rows] for name, tensor in _taken(activations)}
+        kept = [logits[row, dest].clone() for row, dest in enumerate(dests)]
+        return [
+            _collect(view, {name: copies[name][row] for name in copies}, {dest: kept[row]})
+            for row, dest in enumerate(dests)
+        ]
 
     def until(self, dest: int) -> dict[str, Any]:
         """The per-layer activations cut after position ``dest``, by their name in a trace."""
@@ -76,6 +89,12 @@ def _collect(view: ModelView, activations: Mapping[str, Tensor], logits: Mapping
     layers["value"] = tuple(None if value is None else view.clipped(value) for value in layers["value"])
     final = activations[f"blocks.{view.n_layers - 1}.hook_resid_post"]
     return CachedRun(layers, {dest: final[dest] for dest in logits}, logits)
+
+
+def _taken(activations: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Each activation, no longer held by the dictionary, so that its memory is free once it was used."""
+    for name in list(activations):
+        yield name, activations.pop(name)
 
 
 def _single(name: str, tensor: Tensor, length: int) -> Tensor:

@@ -104,13 +104,17 @@ class ModelView:
                 names.append(f"blocks.{layer}.hook_mlp_out")
         return [*names, f"blocks.{self.n_layers - 1}.hook_resid_post"]
 
-    def run(self, tokens: Int[Tensor, " pos"]) -> tuple[Float[Tensor, "pos d_vocab"], dict[str, Tensor]]:
-        """Logits and the needed activations (without a batch axis) of one forward pass, without gradients."""
+    def run(self, tokens: Int[Tensor, "row pos"]) -> tuple[Float[Tensor, "row pos d_vocab"], dict[str, Tensor]]:
+        """Logits and the needed activations (with a row axis) of one forward pass, without gradients.
+
+        Every token is a real one: a HookedTransformer whose tokenizer pads on the left would take leading tokens
+        of the padding's id for padding and mask them.
+        """
         with torch.no_grad():
             logits, cache = self.model.run_with_cache(
-                tokens[None].to(self.device), names_filter=self.hook_names(), return_type="logits"
+                tokens.to(self.device), names_filter=self.hook_names(), return_type="logits", padding_side="right"
             )
-        return logits[0], {name: cache[name][0].detach() for name in self.hook_names()}
+        return logits, {name: cache[name].detach() for name in self.hook_names()}
 
     def own_logits(self, resid: Float[Tensor, " d_model"]) -> Float[Tensor, " d_vocab"]:
         """What the model's own final norm and unembedding make of a final residual (no hook of anyone fires)."""

@@ -130,11 +130,12 @@ def trace(
         >>> na.trace(model, "The capital of France is", target=" Paris").position
         4
     """
-    view, vocabulary, tokens = _prepare(model, prompt, convention, prepend_bos)
-    dest = _position(position, len(tokens))
+    view, vocabulary = prepare(model, convention)
+    tokens = vocabulary.prompt_ids(prompt, prepend_bos)
+    dest = predicting_position(position, len(tokens))
     resolved = resolve_target(target, vocabulary)
     run = CachedRun.forward(view, tokens, [dest]) if cache is None else read_cache(view, cache, tokens, [dest])
-    return _build(view, vocabulary, prompt, tokens, dest, resolved, convention, run)
+    return build(view, vocabulary, prompt, tokens, dest, resolved, convention, run)
 
 
 def trace_continuation(
@@ -158,7 +159,8 @@ def trace_continuation(
         >>> [t.target.label for t in na.trace_continuation(model, "The capital of France is", " Paris.")]
         ["' Paris'", "'.'"]
     """
-    view, vocabulary, start = _prepare(model, prompt, convention, prepend_bos)
+    view, vocabulary = prepare(model, convention)
+    start = vocabulary.prompt_ids(prompt, prepend_bos)
     answer = vocabulary.continuation_ids(continuation, start)
     tokens = vocabulary.prompt_ids(torch.cat([start, answer[:-1]]), None)
     first = len(start) - 1
@@ -166,7 +168,7 @@ def trace_continuation(
     targets = [resolve_target(token, vocabulary) for token in answer.tolist()]
     run = CachedRun.forward(view, tokens, dests)
     return [
-        _build(view, vocabulary, prompt, tokens[: dest + 1], dest, target, convention, run)
+        build(view, vocabulary, prompt, tokens[: dest + 1], dest, target, convention, run)
         for dest, target in zip(dests, targets, strict=True)
     ]
 
@@ -184,18 +186,17 @@ def required_hooks(model: Any) -> list[str]:
     return ModelView(model).hook_names()
 
 
-def _prepare(
-    model: Any, prompt: Prompt, convention: str, prepend_bos: bool | None
-) -> tuple[ModelView, Tokens, Int[Tensor, " pos"]]:
+def prepare(model: Any, convention: str) -> tuple[ModelView, Tokens]:
+    """A view of the model and its vocabulary, or the error that a trace of it would raise before any forward pass."""
     if convention not in get_args(Convention):
         raise ValueError(f'unknown convention {convention!r}: choose "exact" or "paper"')
     view = ModelView(model)
     view.check_ready()
-    vocabulary = view.vocabulary()
-    return view, vocabulary, vocabulary.prompt_ids(prompt, prepend_bos)
+    return view, view.vocabulary()
 
 
-def _position(position: int, length: int) -> int:
+def predicting_position(position: int, length: int) -> int:
+    """The absolute position; :class:`ValueError` outside the prompt."""
     index = Tokens.as_index(position)
     if index is None or not -length <= index < length:
         raise ValueError(
@@ -204,7 +205,7 @@ def _position(position: int, length: int) -> int:
     return index % length
 
 
-def _build(
+def build(
     view: ModelView,
     vocabulary: Tokens,
     prompt: Prompt,
@@ -214,6 +215,7 @@ def _build(
     convention: Convention,
     run: CachedRun,
 ) -> Trace:
+    """The trace of one prompt cut from a run, checked; ``target`` ``None`` is the run's own top prediction."""
     log_probs = torch.log_softmax(run.logits[dest].to(view.compute_dtype), -1)
     made = Trace(
         view=view,
