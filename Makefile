@@ -2,6 +2,8 @@
 PYTHON ?= python3
 # Arguments for pytest: make test ARGS="-k value --maxfail=1"
 ARGS ?=
+# Processes that share the tests, each with one thread and 2 GB; 0 runs them in pytest's own.
+WORKERS ?= 2
 
 VENV := .venv
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
@@ -19,12 +21,12 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/tl-neuron-attr explain "The capital of France is"
 
 test: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-versions: test test-3.9 test-2.18
 
 test-3.9 test-2.18: test-%: .venv-%/.installed
-	.venv-$*/bin/python -m pytest $(ARGS)
+	.venv-$*/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff format --check .

@@ -522,7 +522,6 @@ BRIDGED: dict[str, Callable[[], Any]] = {
         moe_intermediate_size=52,
         shared_expert_intermediate_size=52,
     ),
-    "gemma2": lambda: small(transformers.Gemma2Config, num_key_value_heads=2, head_dim=8),
     "gpt2": lambda: zoo.CONFIGS["gpt2"](),
     "bert": lambda: transformers.BertConfig(
         vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64
@@ -530,7 +529,6 @@ BRIDGED: dict[str, Callable[[], Any]] = {
     "t5": lambda: transformers.T5Config(
         vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
     ),
-    "mamba": lambda: transformers.MambaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, state_size=4),
 }
 
 
@@ -556,8 +554,8 @@ def test_mixture_of_experts_behind_the_bridge(kind: str, entry: str) -> None:
     refuses(
         model,
         entry,
-        f"layer 0 of {name(model)} is a mixture of experts: its hook_post is not one set of MLP neurons, so their "
-        f"scores are not defined",
+        f"every MLP of {name(model)} is a mixture of experts, whose hook_post is not one set of MLP neurons, so "
+        f"their scores are not defined; use a model with dense layers",
     )
 
 
@@ -565,20 +563,7 @@ def test_mixture_of_experts_behind_the_bridge(kind: str, entry: str) -> None:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_mixture_of_experts_hooked(entry: str) -> None:
     model = hooked(num_experts=4, experts_per_token=2, gated_mlp=False)
-    refuses(model, entry, "layer 0 of custom is a mixture of experts: its hook_post is not one set of MLP neurons")
-
-
-@bridge_only
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_capped_logits_behind_the_bridge(entry: str) -> None:
-    model = boot("gemma2")
-    refuses(model, entry, f"{name(model)} caps its logits (output_logits_soft_cap=30.0)")
-
-
-@hooked_only
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_capped_logits_hooked(entry: str) -> None:
-    refuses(hooked(output_logits_soft_cap=20.0), entry, "custom caps its logits (output_logits_soft_cap=20.0)")
+    refuses(model, entry, "every MLP of custom is a mixture of experts, whose hook_post is not one set of")
 
 
 @hooked_only
@@ -617,13 +602,6 @@ def test_encoders_hooked(entry: str) -> None:
     )
     for model in (hooked(attention_dir="bidirectional"), encoder):
         refuses(model, entry, "custom attends in both directions: an encoder predicts no next token")
-
-
-@bridge_only
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_state_space_models_behind_the_bridge(entry: str) -> None:
-    model = boot("mamba")
-    refuses(model, entry, f"{name(model)} (TransformerBridge) has no hook point 'blocks.0.attn.hook_v'")
 
 
 @hooked_only

@@ -87,7 +87,7 @@ class BlockView:
 
     @property
     def _normed_after(self) -> bool:
-        """Whether ``ln1`` and ``ln2`` are the norms behind the sublayers, as TransformerLens 3 names those of OLMo-2."""
+        """Whether ``ln1`` and ``ln2`` are behind the sublayers, as TransformerLens 3 names the norms of OLMo-2."""
         module = getattr(self.block, "ln1", None)
         if hasattr(module, "original_component"):
             return str(getattr(module, "name", None)).startswith("post_")

@@ -44,9 +44,9 @@ def refuse(model: Any, cfg: Any, name: str) -> None:
     config = getattr(getattr(model, "original_model", None), "config", None)
     if getattr(config, "new_decoder_architecture", False):
         raise UnsupportedModelError(
-            f"{name} is a {wrapped} with new_decoder_architecture=True, whose queries, keys and values TransformerLens "
-            f"up to 4.3 splits in another order than the model does, so its predictions are not the model's; Falcon "
-            f"models without it are right"
+            f"{name} is a {wrapped} with new_decoder_architecture=True, whose queries, keys and values every release "
+            f"of TransformerLens up to 4.3 splits in another order than the model, so its predictions are not the "
+            f"model's; Falcon models without it are right"
         )
     if not cfg.attn_only and all(mlp_refusal(model, cfg, name, layer) for layer in range(cfg.n_layers)):
         raise UnsupportedModelError(

@@ -101,8 +101,8 @@ class _Scored:
                 if cap is not None:
                     x = cap.change(self.bases.z_rows(base_of, block), x).sub_(shift[part, None])
                 excess[part] += x.expm1_().mul_(self.bases.p_rows(base_of, block)).sum(-1)
-        # Where a shifted logit moves by more than a float's exponent holds, the plain sum is inf or NaN; behind a cap,
-        # large vectors move most logits further down than the shift, and the sum loses its digits beside -1.
+        # Where a shifted logit moves by more than a float's exponent holds, the plain sum is inf or NaN. Behind a
+        # cap, large vectors move most logits further down than the shift: the sum loses its digits beside -1.
         far = (~(excess.isfinite() & (excess > -0.5))).nonzero()[:, 0]
         grown = torch.log1p(excess)
         for part in far.split(self.readout.directions_at_once()):
