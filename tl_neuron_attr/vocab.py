@@ -129,7 +129,7 @@ def through_head(
     for neuron, pos, vector in placed:
         if neuron.layer >= layer:
             raise ValueError(f"{neuron} writes after layer {layer} has read the stream: name a head of a later layer")
-        stream = trace.resid_pre[layer][pos].to(view.compute_dtype)
+        stream = trace.resid_pre[layer][pos].to(W_V)
         moved.append(norm.linear(vector.to(stream), norm.scale(stream)) @ W_V @ W_O)
     return _read_out(trace, placed, moved, k, memory_budget)
 
