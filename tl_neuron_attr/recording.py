@@ -121,7 +121,7 @@ def _rows(
                 f"where nothing is padded), so that padding is not averaged"
             )
         given = list(zip(prompts, mask, strict=True))
-        return [vocabulary.prompt_ids(row[kept.bool()], None) for row, kept in given]
+        return [vocabulary.prompt_ids(row[kept.bool().to(row.device)], None) for row, kept in given]
     if mask is not None:
         raise ValueError("attention_mask= goes with a tensor of padded prompts: a list of prompts has no padding")
     if not len(prompts):
