@@ -14,12 +14,12 @@ import guards
 import pytest
 import torch
 import zoo
-from pretend_devices import CPU, Pretend, device, pretending, shard
+from pretend_devices import CPU, device, pretending, shard
+from whole import KINDS, everything, same
 
 import tl_neuron_attr as na
 
 PROMPT, OTHER = list(zoo.TOKENS), [5, 17, 9, 8, 63, 21, 33]
-KINDS = ("mlp", "attn")
 CASES = [(name, backend) for name in ("gpt2", "llama_gqa", "phi") for backend in zoo.BACKENDS]
 
 
@@ -45,57 +45,6 @@ PLACES: dict[str, Callable[[int, str], torch.device]] = {
 
 def placed(cache: dict[str, torch.Tensor], place: str) -> dict[str, torch.Tensor]:
     return {hook: tensor.to(PLACES[place](i, hook)) for i, (hook, tensor) in enumerate(cache.items())}
-
-
-def everything(trace: Any, other: Any) -> dict[str, Any]:
-    """Every number and name that the package gives of a trace (and of its difference from another)."""
-    n_layers, found = trace.view.n_layers, dict[str, Any]()
-    rankings = []
-    layers = na.layer_scores(trace)
-    found |= {"attn layers": layers.attn, "mlp layers": layers.mlp, "heads": na.head_scores(trace).scores}
-    found["positions"] = na.position_scores(trace, 1, 2)
-    for kind in KINDS:
-        dense, value = na.value_scores(trace, kind), na.value_neurons(trace, kind, k=6)
-        found |= {f"{kind} scores": dense.scores, f"{kind} coefficients": dense.coefficients}
-        rankings += [value, na.compare(trace, other, kind, k=4)]
-        asked = na.query_layers(trace, value)
-        found |= {f"query of {kind}": asked.attn, f"query of {kind} mlp": asked.mlp, "embed": asked.embed}
-        for query_kind in KINDS:
-            query = na.query_neurons(trace, value, query_kind, k=4)
-            rankings.append(query)
-            found[f"links {kind} {query_kind}"] = na.links(trace, value, query).to_dict("list")
-        early = na.value_neurons(trace, kind, k=3, layers=[0])
-        for name, moved in (
-            ("", na.promoted_tokens(trace, early, k=4)),
-            ("heads ", na.promoted_tokens(trace, query, k=4)),
-        ):
-            found[f"promoted {name}{kind}"] = (moved.up, moved.down)
-        moved = na.through_head(trace, early, n_layers - 1, 1, k=4)
-        found[f"through a head {kind}"] = (moved.up, moved.down)
-    for i, ranked in enumerate(rankings):
-        found |= {f"ranked {i}": ranked.table(), f"ranked {i} scores": ranked.scores}
-        found |= {f"ranked {i} coefficients": ranked.coefficients, f"ranked {i} ids": ranked.ids}
-    return found | {"provenance": trace.provenance.tokens, "log_prob": trace.target_log_prob}
-
-
-def same(found: Any, expected: Any, where: str = "") -> None:
-    """Equal to 1e-6, names and ids identical, every tensor an ordinary one on the processor."""
-    assert not isinstance(found, Pretend), where
-    if isinstance(expected, torch.Tensor):
-        assert (found.device, found.dtype, found.shape) == (CPU, expected.dtype, expected.shape), where
-        assert not found.numel() or (found - expected).abs().max() <= 1e-6 * max(1.0, expected.abs().max()), where
-    elif isinstance(expected, float):
-        assert found == pytest.approx(expected, abs=1e-6, rel=1e-6), where
-    elif isinstance(expected, dict):
-        assert list(found) == list(expected), where
-        for key in expected:
-            same(found[key], expected[key], f"{where} {key}")
-    elif isinstance(expected, list | tuple) and type(expected) in (list, tuple):
-        assert len(found) == len(expected), where
-        for a, b in zip(found, expected, strict=True):
-            same(a, b, where)
-    else:
-        assert found == expected, where
 
 
 @functools.cache
@@ -144,7 +93,7 @@ def run(model: Any, prompt: Any, target: Any = 11, **options: Any) -> Any:
     return found
 
 
-@pytest.mark.parametrize(("name", "backend"), CASES)
+@pytest.mark.parametrize(("name", "backend"), guards.FEW)
 def test_a_model_that_runs_on_its_devices(name: str, backend: str) -> None:
     model = sharded(name, backend)
     with pretending_with(model):
@@ -179,10 +128,8 @@ MIXED = [na.MLPNeuron(0, 3), na.MLPNeuron(1, 7), na.AttnNeuron(1, 2, 5, 1), na.H
 MODES: dict[str, Callable[[Any], Any]] = {
     "zero": lambda model: "zero",
     "scale": lambda model: na.Scale(0.5),
-    "set": lambda model: na.SetTo(0.25),
     "mean": lambda model: na.mean_activations(model, [PROMPT, OTHER[:4]]),
     "resample": lambda model: na.resample(model, OTHER),
-    "resample a position": lambda model: na.resample(model, OTHER, position=2),
 }
 
 
