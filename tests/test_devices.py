@@ -8,7 +8,9 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import guards
 import pytest
@@ -18,6 +20,7 @@ from pretend_devices import CPU, device, pretending, shard
 from whole import KINDS, everything, same
 
 import tl_neuron_attr as na
+from tl_neuron_attr.readout import Readout
 
 PROMPT, OTHER = list(zoo.TOKENS), [5, 17, 9, 8, 63, 21, 33]
 CASES = [(name, backend) for name in ("gpt2", "llama_gqa", "phi") for backend in zoo.BACKENDS]
@@ -75,8 +78,10 @@ def pretending_with(model: Any) -> Iterator[None]:
                 assert old[-1].equal(new[-1])
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(("name", "backend"), CASES)
+@pytest.mark.parametrize(
+    ("name", "backend", "place"),
+    [(*case, place) for case in CASES for place in PLACES if place == "scattered" or case[1] in zoo.UNPROCESSED],
+)
 def test_a_cache_on_other_devices(name: str, backend: str, place: str) -> None:
     model = sharded(name, backend)
     with pretending_with(model):
@@ -114,6 +119,23 @@ def test_other_targets(backend: str, target: Any) -> None:
     traces = [na.trace(usual, PROMPT, target), na.trace(usual, PROMPT, target, position=3, convention="paper")]
     traces += na.trace_continuation(usual, PROMPT[:4], [63, 90])
     same(results[0], [value_part(trace) for trace in traces])
+
+
+@pytest.mark.parametrize("backend", zoo.BACKENDS)
+def test_in_blocks(backend: str) -> None:
+    """A budget so small that no probabilities are kept and the vocabulary is passed piece by piece."""
+    of = Readout.of
+
+    def small(trace: Any, **options: Any) -> Any:
+        return replace(of(trace, **options), memory_budget=2**10)
+
+    model, results = sharded("llama_gqa", backend), []
+    with mock.patch.object(Readout, "of", small):
+        with pretending_with(model):
+            traces = [run(model, prompt) for prompt in (PROMPT, OTHER)]
+            results.append([value_part(traces[0]), na.compare(*traces, "attn", k=2, layers=[1]).scores])
+        traces = [na.trace(zoo.case("llama_gqa", backend).model, prompt, 11) for prompt in (PROMPT, OTHER)]
+        same(results[0], [value_part(traces[0]), na.compare(*traces, "attn", k=2, layers=[1]).scores])
 
 
 def value_part(trace: Any) -> dict[str, Any]:
