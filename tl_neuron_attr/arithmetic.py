@@ -8,26 +8,25 @@ forward pass included: a model runs in the precision of its own weights. The use
 import functools
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 _KINDS = ("cpu", "cuda", "xpu", "mps")
-_Given = ParamSpec("_Given")
-_Result = TypeVar("_Result")
+_Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
-def without_autocast(call: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+def without_autocast(call: _Call) -> _Call:
     """``call`` with autocast off while it runs, on every kind of device where it was on."""
 
     @functools.wraps(call)
-    def wrapped(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as off:
             for kind in _active():
                 off.enter_context(torch.autocast(kind, enabled=False))
             return call(*args, **kwargs)
 
-    return wrapped
+    return cast("_Call", wrapped)
 
 
 def _active() -> list[str]:
