@@ -22,6 +22,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from tqdm import tqdm
 
+from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.cached import CachedRun
 from tl_neuron_attr.model_view import ModelView
 from tl_neuron_attr.prompts import Request, requests
@@ -147,6 +148,7 @@ class _Runner:
     confirmed_rows: int = 0
     confirmed_length: int = 0
 
+    @without_autocast
     def __call__(self, rows: Sequence[Request]) -> list[Trace]:
         if self.problem or len(rows) == 1:
             return [self._single(row) for row in rows]

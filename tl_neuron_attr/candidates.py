@@ -98,8 +98,8 @@ class Candidates:
 
     def _bound_parts(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """Coefficients ``[row, source]``, ``<q, w>`` ``[row, option]`` and slack ``[row, source]``."""
-        coefficient = coefficients(self.trace, self.kind, self.layers[index])
         rows = directions(self.trace, self.kind, self.layers[index])
+        coefficient = coefficients(self.trace, self.kind, self.layers[index]).to(rows.device)
         q = self._behind[index].adjoint(self.readout.adjoint(self.bases.g[index])).to(rows.device)
         step = max(1, self.readout.memory_budget // (16 * q.dtype.itemsize * rows.shape[1]))
         along: list[Tensor] = []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.candidates import Candidates
 from tl_neuron_attr.neurons import Kind, check_kind
 from tl_neuron_attr.numbering import chosen_layers
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
 
 
+@without_autocast
 def compare(
     trace_a: "Trace",
     trace_b: "Trace",

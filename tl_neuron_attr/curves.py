@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tl_neuron_attr import serialise, tables
+from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.controls import draw_controls
 from tl_neuron_attr.modes import Mode, resolve_mode
 from tl_neuron_attr.outcomes import MetricSummary, Outcomes, shown, summarise
@@ -89,6 +90,7 @@ class AblationCurve:
         return head, {"size": self.sizes, **shown(rows)}, 0
 
 
+@without_autocast
 def ablation_curve(
     traces: Traces,
     ranked: Neurons,

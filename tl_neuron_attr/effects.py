@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tl_neuron_attr import serialise, tables
+from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.controls import draw_controls
 from tl_neuron_attr.modes import Mode, resolve_mode
 from tl_neuron_attr.outcomes import METRICS, MetricSummary, Outcomes, percent, shown, summarise
@@ -123,6 +124,7 @@ class AblationEffect:
         return head, shown(self.summary()), 0
 
 
+@without_autocast
 def ablation_effect(
     traces: Traces,
     neurons: Neurons,

@@ -135,8 +135,8 @@ def _mlp_columns(
         return W_linear
     pre = _affine(x, W_pre.T, None if inputs.b_pre is None else inputs.b_pre[index])
     linear = _affine(x, W_linear.T, None if inputs.b_linear is None else inputs.b_linear[index])
-    with torch.enable_grad():
-        leaf = pre.detach().requires_grad_()
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = pre.clone().requires_grad_()
         act = activation(leaf)
         [slope] = torch.autograd.grad(act.sum(), leaf)
     return (slope * linear)[:, None] * W_pre + act.detach()[:, None] * W_linear

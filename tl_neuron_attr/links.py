@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.keys import Key, Keys
 from tl_neuron_attr.neurons import MLPNeuron, Neuron
 from tl_neuron_attr.numbering import place
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
 
 
+@without_autocast
 def links(
     trace: "Trace",
     value: Iterable[Neuron],

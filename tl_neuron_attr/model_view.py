@@ -118,9 +118,11 @@ class ModelView:
 
     def own_logits(self, resid: Float[Tensor, " d_model"]) -> Float[Tensor, " d_vocab"]:
         """What the model's own final norm and unembedding make of a final residual (no hook of anyone fires)."""
-        norm = _without_hooks(self._ln_final)
+        norm, W_U, b_U = _without_hooks(self._ln_final), self.W_U, self.b_U
+        of_norm = next(norm.parameters(), W_U)
         with torch.no_grad():
-            logits = norm(resid[None, None])[0, 0] @ self.W_U + (0 if self.b_U is None else self.b_U)
+            logits = norm(resid[None, None].to(of_norm.device))[0, 0].to(W_U.device) @ W_U
+            logits = logits if b_U is None else logits + b_U.to(W_U.device)
         return self.logit_map(logits)
 
     def embeddings(self, tokens: Int[Tensor, " pos"]) -> list[Float[Tensor, "pos d_model"]]:

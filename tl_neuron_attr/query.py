@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.candidates import scores_of
 from tl_neuron_attr.keys import Key, Keys, keys_of
 from tl_neuron_attr.neurons import Kind, Neuron, check_kind
@@ -51,6 +52,7 @@ class WeightedKeys:
     weighted: Float[Tensor, "neuron d_model"]
 
 
+@without_autocast
 def query_layers(
     trace: "Trace",
     neurons: Iterable[Neuron],
@@ -86,6 +88,7 @@ def query_layers(
     )
 
 
+@without_autocast
 def query_neurons(
     trace: "Trace",
     neurons: Iterable[Neuron],
@@ -168,7 +171,7 @@ def weighted_keys(
             f"the keys of {', '.join(tiny)} hardly meet the stream they read, so their query scores are ratios with "
             f"a tiny denominator and mean little: leave these neurons out, or use normalise=False",
             TinyDenominatorWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return out
 

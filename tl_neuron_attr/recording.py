@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.hooking import record
 from tl_neuron_attr.model_view import ModelView
 from tl_neuron_attr.modes import MeanActivations, ResampledActivations
@@ -15,6 +16,7 @@ from tl_neuron_attr.tokens import Prompt, Tokens
 _BATCH = 8
 
 
+@without_autocast
 def mean_activations(
     model: Any,
     prompts: Sequence[Prompt] | Int[Tensor, "prompt pos"],
@@ -62,6 +64,7 @@ def mean_activations(
     return MeanActivations(means, len(rows), n_positions)
 
 
+@without_autocast
 def resample(
     model: Any, prompt: Prompt, *, position: int | None = None, prepend_bos: bool | None = None
 ) -> ResampledActivations:
@@ -121,7 +124,7 @@ def _rows(
                 f"where nothing is padded), so that padding is not averaged"
             )
         given = list(zip(prompts, mask, strict=True))
-        return [vocabulary.prompt_ids(row[kept.bool()], None) for row, kept in given]
+        return [vocabulary.prompt_ids(row[kept.bool().to(row.device)], None) for row, kept in given]
     if mask is not None:
         raise ValueError("attention_mask= goes with a tensor of padded prompts: a list of prompts has no padding")
     if not len(prompts):

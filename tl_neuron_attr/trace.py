@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.cached import CachedRun, read_cache
 from tl_neuron_attr.checks import check_trace
 from tl_neuron_attr.model_view import ModelView
@@ -94,6 +95,7 @@ class Trace:
         )
 
 
+@without_autocast
 def trace(
     model: Any,
     prompt: Prompt,
@@ -138,6 +140,7 @@ def trace(
     return build(view, vocabulary, prompt, tokens, dest, resolved, convention, run)
 
 
+@without_autocast
 def trace_continuation(
     model: Any,
     prompt: Prompt,

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.bases import Bases
 from tl_neuron_attr.candidates import Candidates
 from tl_neuron_attr.neurons import Kind, check_kind
@@ -47,6 +48,7 @@ VALUE_METHOD = "log_prob_increase"
 METHODS = (VALUE_METHOD,)
 
 
+@without_autocast
 def layer_scores(trace: "Trace", *, memory_budget: int = DEFAULT_MEMORY_BUDGET) -> LayerScores:
     """Score of every attention and MLP layer: what the sublayer adds, biases included (nats).
 
@@ -67,6 +69,7 @@ def layer_scores(trace: "Trace", *, memory_budget: int = DEFAULT_MEMORY_BUDGET) 
     return LayerScores(attn=gained[:, 0], mlp=gained[:, 1], provenance=trace.provenance)
 
 
+@without_autocast
 def head_scores(trace: "Trace", *, memory_budget: int = DEFAULT_MEMORY_BUDGET) -> HeadScores:
     """Score of every query head, the sum of its neurons, at base ``h`` (nats): ``[layer, head]``.
 
@@ -83,6 +86,7 @@ def head_scores(trace: "Trace", *, memory_budget: int = DEFAULT_MEMORY_BUDGET) -
     return HeadScores(scores=torch.stack(scores), provenance=trace.provenance)
 
 
+@without_autocast
 def position_scores(
     trace: "Trace", layer: int, head: int, *, memory_budget: int = DEFAULT_MEMORY_BUDGET
 ) -> Float[Tensor, " source"]:
@@ -103,6 +107,7 @@ def position_scores(
     return _added_to_stream(trace, readout, [layer], [position_vectors(trace, layer, head)])[0].cpu()
 
 
+@without_autocast
 def value_scores(
     trace: "Trace",
     kind: Kind,
@@ -142,6 +147,7 @@ def value_scores(
     )
 
 
+@without_autocast
 def value_neurons(
     trace: "Trace",
     kind: Kind,

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.neurons import Neuron
 from tl_neuron_attr.numbering import chosen_layers, place
 from tl_neuron_attr.ranking import check_count
@@ -66,6 +67,7 @@ class PromotedTokens:
         return "\n".join(lines)
 
 
+@without_autocast
 def promoted_tokens(
     trace: "Trace",
     neurons: Iterable[Neuron],
@@ -93,6 +95,7 @@ def promoted_tokens(
     return _read_out(trace, placed, [vector for _, _, vector in placed], k, memory_budget)
 
 
+@without_autocast
 def through_head(
     trace: "Trace",
     neurons: Iterable[Neuron],
@@ -131,9 +134,9 @@ def through_head(
     for neuron, pos, vector in placed:
         if neuron.layer >= layer:
             raise ValueError(f"{neuron} writes after layer {layer} has read the stream: name a head of a later layer")
-        stream = trace.resid_pre[layer][pos].to(view.compute_dtype)
+        stream = trace.resid_pre[layer][pos].to(W_V)
         read = norm.linear(vector.to(stream), norm.scale(stream))
-        moved.append(behind.linear(read.to(W_V.device) @ W_V @ W_O))
+        moved.append(behind.linear(read @ W_V @ W_O))
     return _read_out(trace, placed, moved, k, memory_budget)
 
 

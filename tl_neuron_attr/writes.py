@@ -49,9 +49,9 @@ def coefficients_at(
         post = _post(trace, layer)
         return post[pos.to(post.device)][:, row.to(post.device)].to(view.compute_dtype)
     pattern, value = trace.pattern[layer], trace.value[layer]
-    row, source = row.to(pattern.device), source.to(pattern.device)
+    row, source, pos = row.cpu(), source.cpu(), pos.cpu()  # index tensors of any device
     head, dim = row // view.d_head, row % view.d_head
-    attended = pattern[head, pos.to(pattern.device)[:, None], source].to(view.compute_dtype)
+    attended = pattern[head, pos[:, None], source].to(view.compute_dtype)
     weight = attended * value[source, head // (view.n_heads // view.n_kv_heads), dim].to(attended)
     factor = kept(trace, layer, pos)
     return weight if factor is None else weight * factor[:, head, dim].to(weight)
