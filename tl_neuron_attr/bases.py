@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from tl_neuron_attr.products import product
+from tl_neuron_attr.products import along, product
 from tl_neuron_attr.readout import Readout
 
 
@@ -126,5 +126,7 @@ def _probabilities(readout: Readout, z: Tensor | None, log_z: Tensor) -> Tensor 
 
 def _at(readout: Readout, inputs: Tensor, tokens: tuple[int, ...]) -> Float[Tensor, "base token"]:
     """Logits of a few tokens before a cap."""
-    z = inputs @ readout.unembedded(tokens).T
+    if not tokens:
+        return inputs.new_zeros(len(inputs), 0)
+    z = along(inputs, readout.unembedded(tokens))
     return z if readout.constant is None else z + readout.constant[list(tokens)]
