@@ -245,5 +245,5 @@ def test_a_multiplier_multiplies_the_constant_too(monkeypatch: pytest.MonkeyPatc
     halved = na.trace(case.model, tokens, 42, cache=cache)
     assert not torch.allclose(halved.log_probs, plain.log_probs)
     total = na.layer_scores(halved).attn.sum() + na.layer_scores(halved).mlp.sum()
-    start = (0.5 * Readout.of(plain).logits(plain.resid_pre[0][-1:])).log_softmax(-1)[0, 42]
+    start = Readout.of(halved).logits(halved.resid_pre[0][-1:]).log_softmax(-1)[0, 42]
     assert total.item() == pytest.approx(halved.target_log_prob - start.item(), abs=1e-5)

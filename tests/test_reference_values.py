@@ -123,7 +123,7 @@ if not zoo.HOOKED:
 
     @pytest.mark.parametrize("kind", ["mlp", "attn"])
     def test_smollm2_sums(kind: str) -> None:
-        """Over all 46,080 or 86,400 neurons, on one backend and release: every product with the vocabulary takes minutes.
+        """Over all 46,080 or 86,400 neurons, on one backend and release: products with the vocabulary take minutes.
 
         The reference rounds log p(base) to float32 once for all neurons of a layer, which does not average out:
         1e-7 a neuron. (Against float64, the package's own mean error was 1e-8 a neuron at most in the layers tried.)
