@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tl_neuron_attr.block_view import BlockView, bias, read_norm, weight
+from tl_neuron_attr.block_view import BlockView, bias, read_norm, value_heads, weight
 from tl_neuron_attr.errors import UnsupportedModelError
 from tl_neuron_attr.logits import Cap, LogitMap
 from tl_neuron_attr.norms import Norm
@@ -45,7 +45,7 @@ class ModelView:
         refuse(model, self.cfg, self.name)
         self.n_layers: int = self.cfg.n_layers
         self.n_heads: int = self.cfg.n_heads
-        self.n_kv_heads: int = self.cfg.n_key_value_heads or self.cfg.n_heads
+        self.n_kv_heads: int = value_heads(model, self.cfg)
         self.d_head: int = self.cfg.d_head
         self.d_model: int = self.cfg.d_model
         self.dtype: torch.dtype = self.W_U.dtype
@@ -113,6 +113,14 @@ class ModelView:
         with torch.no_grad():
             logits, cache = self.model.run_with_cache(
                 tokens.to(self.device), names_filter=self.hook_names(), return_type="logits", padding_side="right"
+            )
+        held = set(cache.keys())
+        silent = [name for name in self.hook_names() if name not in held]
+        if silent:
+            raise UnsupportedModelError(
+                f"{self.name} recorded nothing at {silent[0]!r} ({len(silent)} of the needed hook points never "
+                f"fired): its blocks are not the standard ones, so neuron scores are not known to "
+                f"be right; use another model"
             )
         return logits, {name: cache[name].detach() for name in self.hook_names()}
 
@@ -192,7 +200,7 @@ class ModelView:
 
     def block(self, layer: int) -> BlockView:
         """Weights and norms of one block."""
-        return BlockView(self.model.blocks[layer], self.cfg, f"blocks.{layer}")
+        return BlockView(self.model.blocks[layer], self.cfg, f"blocks.{layer}", self.n_kv_heads)
 
     def W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
         """Output matrices of the query heads."""
