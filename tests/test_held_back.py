@@ -284,3 +284,44 @@ if zoo.HOOKED:
                 assert (query.scores - same.scores).abs().max() < 1e-4
         finally:
             case.model.cfg.ungroup_grouped_query_attention = False
+
+
+@pytest.mark.parametrize("backend", zoo.BACKENDS)
+def test_weights_edited_after_the_trace(backend: str) -> None:
+    """Scores of old activations with new weights would describe no model at all."""
+    model = zoo.build(zoo.hf_model("llama"), backend)
+    trace = na.trace(model, list(zoo.TOKENS), TARGET)
+    values = na.value_neurons(trace, "mlp", k=5)
+    named = {"W_out": trace.view.block(1).W_out, "W_U": trace.view.W_U}
+    for calls, name in ((1, "W_out"), (2, "W_U")):
+        with torch.no_grad():
+            owner = next(p for p in model.parameters() if p.data_ptr() == named[name].data_ptr())
+            owner.mul_(2.0)
+        for call in (
+            lambda: na.layer_scores(trace),
+            lambda: na.value_neurons(trace, "mlp", k=5),
+            lambda: na.query_neurons(trace, values, "attn", k=5),
+        ):
+            with pytest.raises(ValueError, match="changed since the trace was made"):
+                call()
+        again = na.trace(model, list(zoo.TOKENS), TARGET)
+        assert calls and na.layer_scores(again).mlp.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", zoo.BACKENDS)
+def test_caches_of_another_precision(backend: str) -> None:
+    """A wider cache gives the same numbers; a narrower one is named, not taken for one of other tokens."""
+    model, tokens = zoo.case("llama", backend).model, torch.tensor([zoo.TOKENS])
+    with torch.no_grad():
+        _, cache = model.run_with_cache(tokens)
+    expected = na.trace(model, tokens, TARGET)
+    wide = na.trace(model, tokens, TARGET, cache={name: each.double() for name, each in cache.items()})
+    assert wide.target_log_prob == pytest.approx(expected.target_log_prob, abs=1e-5)
+    found, wanted = (na.value_neurons(each, "mlp", k=10) for each in (wide, expected))
+    assert (found.scores - wanted.scores).abs().max() < 1e-5
+    assert (
+        na.query_neurons(wide, found, "attn", k=5).scores - na.query_neurons(expected, wanted, "attn", k=5).scores
+    ).abs().max() < 1e-4
+    for narrow in (torch.float16, torch.bfloat16):
+        with pytest.raises(ValueError, match=f"the cache is of {narrow}"):
+            na.trace(model, tokens, TARGET, cache={name: each.to(narrow) for name, each in cache.items()})

@@ -64,6 +64,16 @@ class ModelView:
                 f"MLP hooks in every attributed layer"
             )
 
+        self._state = _weights_state(model)
+
+    def check_unchanged(self) -> None:
+        """Raise :class:`ValueError` if the model's weights were edited since this view of it was made."""
+        if _weights_state(self.model) != self._state:
+            raise ValueError(
+                f"the weights of {self.name} changed since the trace was made, so its activations are not of this "
+                f"model: make the trace again"
+            )
+
     # ---- refusals -------------------------------------------------------------------------------------
 
     def mlp_refusal(self, layer: int) -> str | None:
@@ -129,7 +139,7 @@ class ModelView:
         norm, W_U, b_U = _without_hooks(self._ln_final), self.W_U, self.b_U
         of_norm = next(norm.parameters(), W_U)
         with torch.no_grad():
-            logits = norm(resid[None, None].to(of_norm.device))[0, 0].to(W_U.device) @ W_U
+            logits = norm(resid[None, None].to(of_norm.device, self.dtype))[0, 0].to(W_U.device) @ W_U
             logits = logits if b_U is None else logits + b_U.to(W_U.device)
         return self.logit_map(logits)
 
@@ -212,6 +222,11 @@ class ModelView:
         if refusal is not None:
             raise UnsupportedModelError(refusal)
         return self.block(layer).W_out
+
+
+def _weights_state(model: nn.Module) -> int:
+    """A count that grows with every edit of a weight in place (a move or a change of type is none)."""
+    return sum(0 if weight.is_inference() else weight._version for weight in model.parameters())
 
 
 def _without_hooks(module: nn.Module) -> nn.Module:
