@@ -22,12 +22,16 @@ if TYPE_CHECKING:
     from tl_neuron_attr.ablation import ablation_hooks as ablation_hooks
     from tl_neuron_attr.batching import BatchingWarning as BatchingWarning
     from tl_neuron_attr.batching import trace_batch as trace_batch
+    from tl_neuron_attr.causal import Causal as Causal
     from tl_neuron_attr.compare import compare as compare
     from tl_neuron_attr.curves import AblationCurve as AblationCurve
     from tl_neuron_attr.curves import ablation_curve as ablation_curve
     from tl_neuron_attr.effects import AblationEffect as AblationEffect
     from tl_neuron_attr.effects import ablation_effect as ablation_effect
     from tl_neuron_attr.errors import UnsupportedModelError as UnsupportedModelError
+    from tl_neuron_attr.gradients import AttributionPatching as AttributionPatching
+    from tl_neuron_attr.gradients import GradientTimesActivation as GradientTimesActivation
+    from tl_neuron_attr.integrated import IntegratedGradients as IntegratedGradients
     from tl_neuron_attr.links import links as links
     from tl_neuron_attr.methods import METHODS as METHODS
     from tl_neuron_attr.methods import STATIC_METHODS as STATIC_METHODS
@@ -101,11 +105,15 @@ _HOME = {
     "AblationEffect": "effects",
     "AnyOf": "targets",
     "AttnNeuron": "neurons",
+    "AttributionPatching": "gradients",
     "BatchingWarning": "batching",
+    "Causal": "causal",
     "CoefficientInverseRank": "ranks",
     "Contrast": "targets",
+    "GradientTimesActivation": "gradients",
     "Head": "neurons",
     "HeadScores": "results",
+    "IntegratedGradients": "integrated",
     "InverseRank": "ranks",
     "InverseRanks": "ranks",
     "Layer": "neurons",

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from tl_neuron_attr import static
+from tl_neuron_attr.causal import Causal
+from tl_neuron_attr.gradients import AttributionPatching, GradientTimesActivation
+from tl_neuron_attr.integrated import IntegratedGradients
 from tl_neuron_attr.question import Find
 from tl_neuron_attr.ranks import CoefficientInverseRank, InverseRank
 
@@ -47,6 +50,8 @@ _BEST_FIRST = "one vector a layer, and one vocabulary product for each neuron th
 _WEIGHTS = "one product with the weights"
 _RANKS = "a sample of the vocabulary for every row, all of it for few; once for all prompts (InverseRanks)"
 
+_ONE_BACKWARD = "one forward and backward pass"
+
 _TABLE = (
     Method(VALUE_METHOD, "T(base + a v) - T(base)", _BEST_FIRST, f"{_PAPER} a", static.log_prob_increase),
     Method("log_prob_alone", "T(a v)", _BEST_FIRST, f"{_PAPER} b", static.log_prob_alone),
@@ -63,11 +68,36 @@ _TABLE = (
         CoefficientInverseRank().find,
     ),
     Method("direct_logit", "a u_t, u = W_U' N(v)", _WEIGHTS, "direct logit attribution", static.direct_logit),
+    Method(
+        "gradient", "a g", "one forward and backward pass", "Simonyan et al., 2014", GradientTimesActivation().find
+    ),
+    Method(
+        "integrated_gradients",
+        "a times g averaged on the way from zero, each layer alone",
+        "32 forward and backward passes a layer, batched",
+        "Sundararajan et al., ICML 2017",
+        IntegratedGradients().find,
+    ),
+    Method("attribution_patching", "(a - mean) g", _ONE_BACKWARD, "Nanda, 2023", None),
+    Method(
+        "causal",
+        "T(model) - T(model with the neuron zeroed)",
+        "one forward pass a candidate (the 300 best by log_prob_increase), batched",
+        "exact intervention",
+        Causal().find,
+    ),
 )
 
 METHODS: dict[str, Method] = {method.name: method for method in _TABLE}
 
-WithOptions: TypeAlias = InverseRank | CoefficientInverseRank
+WithOptions: TypeAlias = (
+    InverseRank
+    | CoefficientInverseRank
+    | GradientTimesActivation
+    | IntegratedGradients
+    | AttributionPatching
+    | Causal
+)
 AnyMethod: TypeAlias = str | WithOptions
 
 
@@ -93,5 +123,7 @@ def resolve_method(method: object) -> tuple[str, Find]:
     if found is None:
         raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
     if found.find is None:
-        raise ValueError(f"method {found.name!r} needs an option: give {found.formula}")
+        raise ValueError(
+            f"method {method!r} needs a mean: give AttributionPatching(mean_activations(model, prompts))"
+        )
     return found.name, found.find

@@ -74,6 +74,11 @@ def best_of(sizes: Sequence[int], scores: Callable[[int], Tensor], k: int) -> Fo
     return Found(numbers, best, start)
 
 
+def best_given(numbers: Int[Tensor, " candidate"], scores: Float[Tensor, " candidate"], k: int) -> Found:
+    """The ``k`` best of candidates that are all scored."""
+    return Found(*_best(numbers, scores, k), len(numbers))
+
+
 def _best(numbers: Tensor, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     by_number = numbers.argsort()
     order = by_number[scores[by_number].argsort(descending=True, stable=True)][:k]
