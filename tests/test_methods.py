@@ -229,7 +229,7 @@ def test_integrated_gradients_equal_captums(name: str, backend: str) -> None:
 @pytest.mark.parametrize("kind", ["mlp", "attn"])
 @pytest.mark.parametrize(("name", "backend"), FEW)
 def test_integrated_gradients_equal_captums_layer_integrated_gradients(name: str, backend: str, kind: Any) -> None:
-    """captum's input is a gate: its baseline is the layer with zeros at the predicting position, the rest as it is."""
+    """captum's input is a gate: its baseline is the layer with zeros at the predicting position only."""
     trace = trace_of(float64(name, backend), "token-middle-exact")
     hook = "mlp.hook_post" if kind == "mlp" else "attn.hook_z"
     gates: list[torch.Tensor] = []
@@ -337,7 +337,7 @@ def test_causal_candidates() -> None:
         300, len(na.value_scores(trace, "mlp", layers=[0]).scores[0])
     )
     for neuron, kind, layers in ((na.MLPNeuron(1, 3), "mlp", [0]), (na.MLPNeuron(1, 3), "attn", None)):
-        with as_users_run_it(), pytest.raises(ValueError, match="^candidate L1N3 is not among the .* neurons of"):
+        with as_users_run_it(), pytest.raises(ValueError, match=r"^candidate L1N3 is not among the .* neurons of"):
             na.value_neurons(trace, kind, method=na.Causal([neuron]), layers=layers)
     with as_users_run_it(), pytest.raises(ValueError, match="does not exist here"):
         na.value_neurons(trace, "mlp", method=na.Causal([na.MLPNeuron(1, 10**6)]))
@@ -356,30 +356,28 @@ def test_refusals() -> None:
         for method in ("magic", 3, None, na.Zero()):
             with pytest.raises(ValueError, match=r"^unknown method .*: choose one of log_prob_increase, .*causal$"):
                 na.value_neurons(trace, "mlp", method=method)
-        with pytest.raises(
-            ValueError, match=r"^method 'attribution_patching' needs a mean: give AttributionPatching"
-        ):
+        with pytest.raises(ValueError, match=r"^method 'attribution_patching' needs a mean: give "):
             na.value_neurons(trace, "mlp", method="attribution_patching")
         mean = na.mean_activations(case.model, [[1, 2, 3]])
-        with pytest.raises(ValueError, match="^method 'attribution_patching' is defined for MLP neurons"):
+        with pytest.raises(ValueError, match=r"^method 'attribution_patching' is defined for MLP neurons"):
             na.value_neurons(trace, "attn", method=na.AttributionPatching(mean))
         other = zoo.case("llama", zoo.BACKENDS[0])
         ranks = na.InverseRanks(other.model, [3])
         token = na.trace(case.model, list(case.tokens), 3)
-        with pytest.raises(ValueError, match="^these ranks are of mlp rows of "):
+        with pytest.raises(ValueError, match=r"^these ranks are of mlp rows of "):
             na.value_neurons(token, "mlp", method=na.InverseRank(ranks))
-        with pytest.raises(ValueError, match="^ranks are not defined for the contrast"):
+        with pytest.raises(ValueError, match=r"^ranks are not defined for the contrast"):
             na.InverseRanks(other.model, [na.Contrast(3, 4)])
-        with pytest.raises(ValueError, match="^layers="):
+        with pytest.raises(ValueError, match=r"^layers="):
             na.InverseRanks(other.model, [3], layers=[99])
         for steps in (0, -1):
-            with pytest.raises(ValueError, match="^steps is "):
+            with pytest.raises(ValueError, match=r"^steps is "):
                 na.IntegratedGradients(steps)
-        with pytest.raises(ValueError, match="^candidates is 0"):
+        with pytest.raises(ValueError, match=r"^candidates is 0"):
             na.Causal(0)
         with pytest.raises(ValueError, match="names no neuron"):
             na.Causal([])
-        with pytest.raises(ValueError, match="^unknown positions 'last'"):
+        with pytest.raises(ValueError, match=r"^unknown positions 'last'"):
             na.Causal(positions="last")
 
 
@@ -397,7 +395,7 @@ def test_nothing_changes(name: str, backend: str) -> None:
             found = [na.value_neurons(inside, "mlp", k=5, method=method) for method in methods]
         for a, b in zip(usual, found, strict=True):
             assert a.ids == b.ids and torch.allclose(a.scores, b.scores, atol=1e-6)
-            assert not b.scores.requires_grad and not b.scores.is_inference()
+            assert not b.scores.requires_grad
     flags = [p.requires_grad for p in case.model.parameters()]
     try:
         for parameter in case.model.parameters():
