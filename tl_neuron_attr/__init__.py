@@ -22,13 +22,20 @@ if TYPE_CHECKING:
     from tl_neuron_attr.ablation import ablation_hooks as ablation_hooks
     from tl_neuron_attr.batching import BatchingWarning as BatchingWarning
     from tl_neuron_attr.batching import trace_batch as trace_batch
+    from tl_neuron_attr.causal import Causal as Causal
     from tl_neuron_attr.compare import compare as compare
     from tl_neuron_attr.curves import AblationCurve as AblationCurve
     from tl_neuron_attr.curves import ablation_curve as ablation_curve
     from tl_neuron_attr.effects import AblationEffect as AblationEffect
     from tl_neuron_attr.effects import ablation_effect as ablation_effect
     from tl_neuron_attr.errors import UnsupportedModelError as UnsupportedModelError
+    from tl_neuron_attr.gradients import AttributionPatching as AttributionPatching
+    from tl_neuron_attr.gradients import GradientTimesActivation as GradientTimesActivation
+    from tl_neuron_attr.integrated import IntegratedGradients as IntegratedGradients
     from tl_neuron_attr.links import links as links
+    from tl_neuron_attr.methods import METHODS as METHODS
+    from tl_neuron_attr.methods import STATIC_METHODS as STATIC_METHODS
+    from tl_neuron_attr.methods import methods_table as methods_table
     from tl_neuron_attr.models import load_demo_model as load_demo_model
     from tl_neuron_attr.modes import MeanActivations as MeanActivations
     from tl_neuron_attr.modes import ResampledActivations as ResampledActivations
@@ -50,6 +57,9 @@ if TYPE_CHECKING:
     from tl_neuron_attr.query import TinyDenominatorWarning as TinyDenominatorWarning
     from tl_neuron_attr.query import query_layers as query_layers
     from tl_neuron_attr.query import query_neurons as query_neurons
+    from tl_neuron_attr.ranks import CoefficientInverseRank as CoefficientInverseRank
+    from tl_neuron_attr.ranks import InverseRank as InverseRank
+    from tl_neuron_attr.ranks import InverseRanks as InverseRanks
     from tl_neuron_attr.recording import mean_activations as mean_activations
     from tl_neuron_attr.recording import resample as resample
     from tl_neuron_attr.results import (
@@ -95,17 +105,26 @@ _HOME = {
     "AblationEffect": "effects",
     "AnyOf": "targets",
     "AttnNeuron": "neurons",
+    "AttributionPatching": "gradients",
     "BatchingWarning": "batching",
+    "Causal": "causal",
+    "CoefficientInverseRank": "ranks",
     "Contrast": "targets",
+    "GradientTimesActivation": "gradients",
     "Head": "neurons",
     "HeadScores": "results",
+    "IntegratedGradients": "integrated",
+    "InverseRank": "ranks",
+    "InverseRanks": "ranks",
     "Layer": "neurons",
     "LayerScores": "results",
+    "METHODS": "methods",
     "MLPNeuron": "neurons",
     "MeanActivations": "modes",
     "NeuronScores": "results",
     "RankedNeurons": "results",
     "ResampledActivations": "modes",
+    "STATIC_METHODS": "methods",
     "Scale": "modes",
     "SetTo": "modes",
     "TargetError": "targets",
@@ -123,6 +142,7 @@ _HOME = {
     "links": "links",
     "load_demo_model": "models",
     "mean_activations": "recording",
+    "methods_table": "methods",
     "position_scores": "value",
     "promoted_tokens": "vocab",
     "query_layers": "query",
