@@ -20,6 +20,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tl_neuron_attr.ablation import ablating as ablating
     from tl_neuron_attr.ablation import ablation_hooks as ablation_hooks
+    from tl_neuron_attr.answers import AnswerCheck as AnswerCheck
+    from tl_neuron_attr.answers import answerable as answerable
+    from tl_neuron_attr.answers import check_answers as check_answers
     from tl_neuron_attr.batching import BatchingWarning as BatchingWarning
     from tl_neuron_attr.batching import trace_batch as trace_batch
     from tl_neuron_attr.compare import compare as compare
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from tl_neuron_attr.effects import AblationEffect as AblationEffect
     from tl_neuron_attr.effects import ablation_effect as ablation_effect
     from tl_neuron_attr.errors import UnsupportedModelError as UnsupportedModelError
+    from tl_neuron_attr.knowledge import load_knowledge as load_knowledge
     from tl_neuron_attr.links import links as links
     from tl_neuron_attr.models import load_demo_model as load_demo_model
     from tl_neuron_attr.modes import MeanActivations as MeanActivations
@@ -47,6 +51,9 @@ if TYPE_CHECKING:
     from tl_neuron_attr.neurons import (
         MLPNeuron as MLPNeuron,
     )
+    from tl_neuron_attr.prompt_files import BadLine as BadLine
+    from tl_neuron_attr.prompt_files import KnowledgePrompt as KnowledgePrompt
+    from tl_neuron_attr.prompt_files import read_prompts as read_prompts
     from tl_neuron_attr.query import TinyDenominatorWarning as TinyDenominatorWarning
     from tl_neuron_attr.query import query_layers as query_layers
     from tl_neuron_attr.query import query_neurons as query_neurons
@@ -93,12 +100,15 @@ if TYPE_CHECKING:
 _HOME = {
     "AblationCurve": "curves",
     "AblationEffect": "effects",
+    "AnswerCheck": "answers",
     "AnyOf": "targets",
     "AttnNeuron": "neurons",
+    "BadLine": "prompt_files",
     "BatchingWarning": "batching",
     "Contrast": "targets",
     "Head": "neurons",
     "HeadScores": "results",
+    "KnowledgePrompt": "prompt_files",
     "Layer": "neurons",
     "LayerScores": "results",
     "MLPNeuron": "neurons",
@@ -117,16 +127,20 @@ _HOME = {
     "ablation_curve": "curves",
     "ablation_effect": "effects",
     "ablation_hooks": "ablation",
+    "answerable": "answers",
+    "check_answers": "answers",
     "compare": "compare",
     "head_scores": "value",
     "layer_scores": "value",
     "links": "links",
     "load_demo_model": "models",
+    "load_knowledge": "knowledge",
     "mean_activations": "recording",
     "position_scores": "value",
     "promoted_tokens": "vocab",
     "query_layers": "query",
     "query_neurons": "query",
+    "read_prompts": "prompt_files",
     "required_hooks": "trace",
     "resample": "recording",
     "through_head": "vocab",
