@@ -20,6 +20,11 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tl_neuron_attr.ablation import ablating as ablating
     from tl_neuron_attr.ablation import ablation_hooks as ablation_hooks
+    from tl_neuron_attr.ablation_table import AblationTable as AblationTable
+    from tl_neuron_attr.analysis import layer_histogram as layer_histogram
+    from tl_neuron_attr.analysis import layer_means as layer_means
+    from tl_neuron_attr.analysis import layer_sums as layer_sums
+    from tl_neuron_attr.analysis import neuron_sums as neuron_sums
     from tl_neuron_attr.answers import AnswerCheck as AnswerCheck
     from tl_neuron_attr.answers import answerable as answerable
     from tl_neuron_attr.answers import check_answers as check_answers
@@ -31,6 +36,9 @@ if TYPE_CHECKING:
     from tl_neuron_attr.effects import AblationEffect as AblationEffect
     from tl_neuron_attr.effects import ablation_effect as ablation_effect
     from tl_neuron_attr.errors import UnsupportedModelError as UnsupportedModelError
+    from tl_neuron_attr.knockouts import ablate_query_neurons as ablate_query_neurons
+    from tl_neuron_attr.knockouts import ablate_type_heads as ablate_type_heads
+    from tl_neuron_attr.knockouts import ablate_value_neurons as ablate_value_neurons
     from tl_neuron_attr.knowledge import load_knowledge as load_knowledge
     from tl_neuron_attr.links import links as links
     from tl_neuron_attr.models import load_demo_model as load_demo_model
@@ -71,6 +79,10 @@ if TYPE_CHECKING:
     from tl_neuron_attr.results import (
         RankedNeurons as RankedNeurons,
     )
+    from tl_neuron_attr.shared import SharedNeurons as SharedNeurons
+    from tl_neuron_attr.shared import overlap as overlap
+    from tl_neuron_attr.shared import shared_neurons as shared_neurons
+    from tl_neuron_attr.shared import top_heads as top_heads
     from tl_neuron_attr.targets import AnyOf as AnyOf
     from tl_neuron_attr.targets import Contrast as Contrast
     from tl_neuron_attr.targets import TargetError as TargetError
@@ -100,6 +112,7 @@ if TYPE_CHECKING:
 _HOME = {
     "AblationCurve": "curves",
     "AblationEffect": "effects",
+    "AblationTable": "ablation_table",
     "AnswerCheck": "answers",
     "AnyOf": "targets",
     "AttnNeuron": "neurons",
@@ -118,11 +131,15 @@ _HOME = {
     "ResampledActivations": "modes",
     "Scale": "modes",
     "SetTo": "modes",
+    "SharedNeurons": "shared",
     "TargetError": "targets",
     "TinyDenominatorWarning": "query",
     "Trace": "trace",
     "UnsupportedModelError": "errors",
     "Zero": "modes",
+    "ablate_query_neurons": "knockouts",
+    "ablate_type_heads": "knockouts",
+    "ablate_value_neurons": "knockouts",
     "ablating": "ablation",
     "ablation_curve": "curves",
     "ablation_effect": "effects",
@@ -131,11 +148,16 @@ _HOME = {
     "check_answers": "answers",
     "compare": "compare",
     "head_scores": "value",
+    "layer_histogram": "analysis",
+    "layer_means": "analysis",
     "layer_scores": "value",
+    "layer_sums": "analysis",
     "links": "links",
     "load_demo_model": "models",
     "load_knowledge": "knowledge",
     "mean_activations": "recording",
+    "neuron_sums": "analysis",
+    "overlap": "shared",
     "position_scores": "value",
     "promoted_tokens": "vocab",
     "query_layers": "query",
@@ -143,7 +165,9 @@ _HOME = {
     "read_prompts": "prompt_files",
     "required_hooks": "trace",
     "resample": "recording",
+    "shared_neurons": "shared",
     "through_head": "vocab",
+    "top_heads": "shared",
     "trace": "trace",
     "trace_batch": "batching",
     "trace_continuation": "trace",
