@@ -199,7 +199,7 @@ def _run(
 ) -> Iterable[tuple[Sequence[Request], Float[Tensor, "row d_vocab"]]]:
     """Log-probabilities at the last position, for batches of prompts of one length; checked against rows alone.
 
-    The first batch of each length is confirmed on its first and last row, in the manner of :mod:`tl_neuron_attr.batching`.
+    The first batch of each length is confirmed on its first and last row, as :mod:`tl_neuron_attr.batching` does.
     """
     of_length: dict[int, list[Request]] = {}
     for request in wanted:
