@@ -57,7 +57,14 @@ def test_layers_by_type_are_means_of_layer_scores(few: zoo.ZooCase) -> None:
 @pytest.mark.parametrize("kind", ["mlp", "attn"])
 def test_neuron_sums_by_sorting_every_score(few: zoo.ZooCase, kind: Any) -> None:
     given = pairs(few.model)
-    sums = na.neuron_sums(iter(given), kind, top=[7, 3, 10**6]).set_index("type")
+    sums = na.neuron_sums(iter(given), kind, top=[7, 3, 10**6], tolerance=0.0).set_index("type")
+    for tolerance in (10.0, 0.5, 0.01):
+        near = na.neuron_sums(iter(given), kind, top=[7], tolerance=tolerance).set_index("type")
+        off = (near - sums)[["all", "positive", "top_7"]].abs().max()
+        assert off["all"] <= tolerance + 1e-4
+        assert off["positive"] <= tolerance + 1e-4
+        assert off["top_7"] < 1e-5
+    assert (near - sums)["all"].abs().max() > 0  # some neurons were left to their bounds
     assert sums.columns.tolist() == ["n_prompts", "all", "positive", "top_7", "top_3", "top_1000000"]
     for type_ in "ab":
         traces = [trace for own, trace in given if own == type_]
@@ -94,6 +101,11 @@ def test_histogram_counts_the_ranked_neurons_of_each_layer(few: zoo.ZooCase, kin
     assert len(shorter) == 2 * (last + 1)
     with pytest.raises(ValueError, match=f"n_layers={last}, but a ranked neuron is in layer {last}: give at least"):
         na.layer_histogram(ranked, n_layers=last)
+
+
+def test_neuron_sums_refuses_a_negative_tolerance(few: zoo.ZooCase) -> None:
+    with pytest.raises(ValueError, match=r"tolerance=-0\.1: give how far off a sum may be in nats, 0 or more"):
+        na.neuron_sums(pairs(few.model), "mlp", tolerance=-0.1)
 
 
 # What is shared
