@@ -20,6 +20,14 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tl_neuron_attr.ablation import ablating as ablating
     from tl_neuron_attr.ablation import ablation_hooks as ablation_hooks
+    from tl_neuron_attr.ablation_table import AblationTable as AblationTable
+    from tl_neuron_attr.analysis import layer_histogram as layer_histogram
+    from tl_neuron_attr.analysis import layer_means as layer_means
+    from tl_neuron_attr.analysis import layer_sums as layer_sums
+    from tl_neuron_attr.analysis import neuron_sums as neuron_sums
+    from tl_neuron_attr.answers import AnswerCheck as AnswerCheck
+    from tl_neuron_attr.answers import answerable as answerable
+    from tl_neuron_attr.answers import check_answers as check_answers
     from tl_neuron_attr.batching import BatchingWarning as BatchingWarning
     from tl_neuron_attr.batching import trace_batch as trace_batch
     from tl_neuron_attr.causal import Causal as Causal
@@ -32,6 +40,10 @@ if TYPE_CHECKING:
     from tl_neuron_attr.gradients import AttributionPatching as AttributionPatching
     from tl_neuron_attr.gradients import GradientTimesActivation as GradientTimesActivation
     from tl_neuron_attr.integrated import IntegratedGradients as IntegratedGradients
+    from tl_neuron_attr.knockouts import ablate_query_neurons as ablate_query_neurons
+    from tl_neuron_attr.knockouts import ablate_type_heads as ablate_type_heads
+    from tl_neuron_attr.knockouts import ablate_value_neurons as ablate_value_neurons
+    from tl_neuron_attr.knowledge import load_knowledge as load_knowledge
     from tl_neuron_attr.links import links as links
     from tl_neuron_attr.methods import METHODS as METHODS
     from tl_neuron_attr.methods import STATIC_METHODS as STATIC_METHODS
@@ -54,6 +66,9 @@ if TYPE_CHECKING:
     from tl_neuron_attr.neurons import (
         MLPNeuron as MLPNeuron,
     )
+    from tl_neuron_attr.prompt_files import BadLine as BadLine
+    from tl_neuron_attr.prompt_files import KnowledgePrompt as KnowledgePrompt
+    from tl_neuron_attr.prompt_files import read_prompts as read_prompts
     from tl_neuron_attr.query import TinyDenominatorWarning as TinyDenominatorWarning
     from tl_neuron_attr.query import query_layers as query_layers
     from tl_neuron_attr.query import query_neurons as query_neurons
@@ -74,6 +89,10 @@ if TYPE_CHECKING:
     from tl_neuron_attr.results import (
         RankedNeurons as RankedNeurons,
     )
+    from tl_neuron_attr.shared import SharedNeurons as SharedNeurons
+    from tl_neuron_attr.shared import overlap as overlap
+    from tl_neuron_attr.shared import shared_neurons as shared_neurons
+    from tl_neuron_attr.shared import top_heads as top_heads
     from tl_neuron_attr.targets import AnyOf as AnyOf
     from tl_neuron_attr.targets import Contrast as Contrast
     from tl_neuron_attr.targets import TargetError as TargetError
@@ -103,9 +122,12 @@ if TYPE_CHECKING:
 _HOME = {
     "AblationCurve": "curves",
     "AblationEffect": "effects",
+    "AblationTable": "ablation_table",
+    "AnswerCheck": "answers",
     "AnyOf": "targets",
     "AttnNeuron": "neurons",
     "AttributionPatching": "gradients",
+    "BadLine": "prompt_files",
     "BatchingWarning": "batching",
     "Causal": "causal",
     "CoefficientInverseRank": "ranks",
@@ -116,6 +138,7 @@ _HOME = {
     "IntegratedGradients": "integrated",
     "InverseRank": "ranks",
     "InverseRanks": "ranks",
+    "KnowledgePrompt": "prompt_files",
     "Layer": "neurons",
     "LayerScores": "results",
     "METHODS": "methods",
@@ -127,29 +150,44 @@ _HOME = {
     "STATIC_METHODS": "methods",
     "Scale": "modes",
     "SetTo": "modes",
+    "SharedNeurons": "shared",
     "TargetError": "targets",
     "TinyDenominatorWarning": "query",
     "Trace": "trace",
     "UnsupportedModelError": "errors",
     "Zero": "modes",
+    "ablate_query_neurons": "knockouts",
+    "ablate_type_heads": "knockouts",
+    "ablate_value_neurons": "knockouts",
     "ablating": "ablation",
     "ablation_curve": "curves",
     "ablation_effect": "effects",
     "ablation_hooks": "ablation",
+    "answerable": "answers",
+    "check_answers": "answers",
     "compare": "compare",
     "head_scores": "value",
+    "layer_histogram": "analysis",
+    "layer_means": "analysis",
     "layer_scores": "value",
+    "layer_sums": "analysis",
     "links": "links",
     "load_demo_model": "models",
+    "load_knowledge": "knowledge",
     "mean_activations": "recording",
     "methods_table": "methods",
+    "neuron_sums": "analysis",
+    "overlap": "shared",
     "position_scores": "value",
     "promoted_tokens": "vocab",
     "query_layers": "query",
     "query_neurons": "query",
+    "read_prompts": "prompt_files",
     "required_hooks": "trace",
     "resample": "recording",
+    "shared_neurons": "shared",
     "through_head": "vocab",
+    "top_heads": "shared",
     "trace": "trace",
     "trace_batch": "batching",
     "trace_continuation": "trace",
