@@ -1,6 +1,6 @@
 """``tl-neuron-attr evaluate``: which attribution methods find the neurons that matter, on any model.
 
-The prompts that the model answers (the paper's rule, :func:`answerable`) are compared by
+The prompts that the model answers (the paper's rule, :func:`check_answers`) are compared by
 :func:`compare_methods`. As in every command, nothing heavy is imported until it is needed.
 """
 
@@ -17,6 +17,7 @@ from rich.console import Console
 from tl_neuron_attr.cli_support import PROGRAM, Backend, as_text, check_writable, fail, load, warn
 
 if TYPE_CHECKING:
+    from tl_neuron_attr.answers import AnswerCheck
     from tl_neuron_attr.knowledge import KnowledgePrompt
 
 EXAMPLE = f"{PROGRAM} evaluate --types capital,month --limit 20 --json out.json"
@@ -69,16 +70,17 @@ def evaluate(
         loaded = load(model, None if backend is None else backend.value)
     with contextlib.redirect_stdout(sys.stderr):
         from tl_neuron_attr.evaluation import compare_methods
-        from tl_neuron_attr.knowledge import answerable
+        from tl_neuron_attr.knowledge import check_answers
 
         try:
-            answered = answerable(loaded, given, batch_size=batch_size, progress=progress)
-            passed = _counts(given, answered)
-            if not answered:
-                fail(f"the model answers none of the {len(given)} prompts: nothing can be compared")
+            check = check_answers(loaded, given, batch_size=batch_size, progress=progress)
+            if prompts is not None:
+                _name_unusable(prompts, check)
+            if not check.answerable:
+                fail(f"the model answers none of the prompts, so nothing can be compared: {check!r}")
             found = compare_methods(
                 loaded,
-                _limited(answered, limit, seed),
+                _limited(check.answerable, limit, seed),
                 chosen,
                 k,
                 batch_size=batch_size,
@@ -92,7 +94,7 @@ def evaluate(
         return
     from tl_neuron_attr.comparison_table import render
 
-    Console(highlight=False, soft_wrap=False).print(render(found, passed))
+    Console(highlight=False, soft_wrap=False).print(render(found, check))
     if json is not None:
         try:
             found.to_json(json)
@@ -141,13 +143,11 @@ def _methods(names: list[str] | None) -> Sequence[Any]:
     return STATIC_METHODS if names is None else names
 
 
-def _counts(given: "Sequence[KnowledgePrompt]", answered: "Sequence[KnowledgePrompt]") -> dict[str, tuple[int, int]]:
-    """Type -> how many prompts the model answers, of how many."""
-    types = dict.fromkeys(prompt.type for prompt in given)
-    return {
-        one: (sum(prompt.type == one for prompt in answered), sum(prompt.type == one for prompt in given))
-        for one in types
-    }
+def _name_unusable(path: str, check: "AnswerCheck") -> None:
+    for answer in check.answers:
+        if answer.verdict == "not one token":
+            asked = answer.prompt
+            warn(f"{path}: the answer {asked.answer!r} of {asked.prompt!r} is not one token of {check.model}")
 
 
 def _limited(answered: "Sequence[KnowledgePrompt]", limit: int | None, seed: int) -> "list[KnowledgePrompt]":

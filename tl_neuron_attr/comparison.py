@@ -83,8 +83,8 @@ class MethodComparison:
     """Every row's outcome for every prompt; make it with :func:`compare_methods`.
 
     ``outcomes`` holds ``[row, prompt]``, rows named by ``names``: untouched, random, then ``methods``;
-    ``neurons[row][prompt]`` are the labels that were zeroed, from ``random`` on. ``seconds`` has the time of ranking by method, of
-    shared work (``trace``, ``ablation``) and ``total``.
+    ``neurons[row][prompt]`` are the labels that were zeroed, from ``random`` on. ``seconds`` has the time of ranking
+    by method, of shared work (``trace``, ``control``, ``ablation``) and ``total``.
     """
 
     model: str

@@ -1,12 +1,13 @@
 """A comparison of methods as tables for a terminal, readable at 80 columns and without colour."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import ConsoleRenderable, Group
 from rich.table import Table
 from rich.text import Text
 
+from tl_neuron_attr.answers import VERDICTS, AnswerCheck
 from tl_neuron_attr.comparison import Measured, MethodComparison
 
 _TITLES = {
@@ -16,13 +17,13 @@ _TITLES = {
 }
 
 
-def render(found: MethodComparison, passed: Mapping[str, tuple[int, int]]) -> ConsoleRenderable:
-    """How many prompts pass per type, then a table a metric: mean and paired fall, each with its interval."""
+def render(found: MethodComparison, check: AnswerCheck) -> ConsoleRenderable:
+    """How many prompts pass per type, or why not; then a table a metric: mean and paired fall with intervals."""
     parts: list[ConsoleRenderable] = [
         Text(found.heading, "bold"),
         Text(f"intervals: 95 % bootstrap over prompts ({found.n_boot:,} resamples), seed {found.seed}"),
         _title("Prompts that the model answers"),
-        _passed(found, passed),
+        _passed(found, check),
     ]
     for metric, title in _TITLES.items():
         rows: list[Measured] = [getattr(row, metric) for row in found.rows]
@@ -41,13 +42,18 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _passed(found: MethodComparison, passed: Mapping[str, tuple[int, int]]) -> Table:
-    table = _table("type", "answered", "of", "compared")
+def _passed(found: MethodComparison, check: AnswerCheck) -> Table:
+    table = _table("type", "prompts", *VERDICTS, "compared")
     compared = [prompt.type for prompt in found.prompts]
-    for name, (answered, asked) in passed.items():
-        table.add_row(Text(name or "no type"), f"{answered:,}", f"{asked:,}", f"{compared.count(name):,}")
-    totals = (sum(count[i] for count in passed.values()) for i in (0, 1))
-    table.add_row("all", *(f"{total:,}" for total in totals), f"{len(compared):,}", style="bold")
+    for name in [*dict.fromkeys(answer.prompt.type for answer in check.answers), None]:
+        verdicts = [answer.verdict for answer in check.answers if name is None or answer.prompt.type == name]
+        counts = [
+            len(verdicts),
+            *map(verdicts.count, VERDICTS),
+            len(compared) if name is None else compared.count(name),
+        ]
+        title = "all" if name is None else name or "no type"
+        table.add_row(Text(title), *(f"{count:,}" for count in counts), style="bold" if name is None else "")
     return table
 
 

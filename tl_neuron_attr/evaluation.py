@@ -12,7 +12,7 @@ intervals: :mod:`tl_neuron_attr.comparison`.
 
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from tqdm import tqdm
@@ -22,18 +22,18 @@ from tl_neuron_attr.batching import trace_batch
 from tl_neuron_attr.comparison import ComparedPrompt, MethodComparison
 from tl_neuron_attr.controls import draw_controls
 from tl_neuron_attr.knowledge import KnowledgePrompt
-from tl_neuron_attr.methods import METHODS, STATIC_METHODS
+from tl_neuron_attr.methods import STATIC_METHODS, VALUE_METHOD, AnyMethod, resolve_method
 from tl_neuron_attr.modes import Zero
 from tl_neuron_attr.neurons import Kind, check_kind
 from tl_neuron_attr.outcomes import Outcomes
 from tl_neuron_attr.ranking import RankedNeurons, check_count
+from tl_neuron_attr.ranks import CoefficientInverseRank, InverseRank, InverseRanks
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
 from tl_neuron_attr.selection import Selection, identities, select
 from tl_neuron_attr.trace import Trace, prepare
-from tl_neuron_attr.value import VALUE_METHOD, value_neurons
+from tl_neuron_attr.value import value_neurons
 from tl_neuron_attr.variants import run_variants
 
-Methods: TypeAlias = Sequence[Any]
 _Result = TypeVar("_Result")
 
 
@@ -41,7 +41,7 @@ _Result = TypeVar("_Result")
 def compare_methods(
     model: Any,
     prompts: Sequence[KnowledgePrompt],
-    methods: Methods = STATIC_METHODS,
+    methods: Sequence[AnyMethod] = STATIC_METHODS,
     k: int = 10,
     *,
     kind: Kind = "mlp",
@@ -68,12 +68,13 @@ def compare_methods(
 
     Raises:
         ValueError: no prompts or methods, a method given twice, unknown or not defined for ``kind``; ``k``,
-            ``n_boot`` or ``batch_size`` below 1; what ``trace_batch`` raises of a prompt (named);
-            layers with too few other neurons for the control.
+            ``n_boot`` or ``batch_size`` below 1; what ``trace_batch`` raises of a prompt (named); layers with too few
+            other neurons for the control.
         TargetError: an answer that is not one token: ``targets[3]: ...``.
         UnsupportedModelError: as ``trace``.
 
-    All but the last are found before the first forward pass, except too few neurons for the control.
+    The time of projections on the vocabulary that "inverse_rank" and "coefficient_inverse_rank" share is split
+    between them. Prompts, answers and methods are checked before the first forward pass.
 
     Example:
         >>> import tl_neuron_attr as na
@@ -91,6 +92,7 @@ def compare_methods(
     traces = trace_batch(
         model, [one.prompt for one in given], [one.answer for one in given], batch_size=batch_size, progress=False
     )
+    _sharing_ranks(model, given, named, kind, clock, memory_budget)
     found: list[Outcomes] = []
     labels: list[list[tuple[str, ...]]] = []
     with tqdm(total=len(given), disable=not progress, desc="comparing methods", unit="prompt") as bar:
@@ -131,21 +133,39 @@ def _checked_prompts(prompts: Sequence[KnowledgePrompt]) -> list[KnowledgePrompt
     return given
 
 
-def _named(methods: Methods) -> dict[str, Any]:
+def _named(methods: Sequence[AnyMethod]) -> dict[str, AnyMethod]:
     """Methods by name, each once."""
     if isinstance(methods, str):
         raise ValueError(f"methods is the one string {methods!r}: give a list of methods, [{methods!r}]")
-    named: dict[str, Any] = {}
+    named: dict[str, AnyMethod] = {}
     for method in methods:
-        name = str(method)
-        if isinstance(method, str) and method not in METHODS:
-            raise ValueError(f"unknown method {method!r}: choose from {', '.join(METHODS)}")
+        name, _ = resolve_method(method)
         if name in named:
-            raise ValueError(f"method {name} is given twice: each method is one row, so give it once")
+            raise ValueError(f"method {name!r} is given twice: each is one row, so compare its options in two calls")
         named[name] = method
     if not named:
         raise ValueError("no methods are given: name at least one to compare")
     return named
+
+
+def _sharing_ranks(
+    model: Any,
+    prompts: Sequence[KnowledgePrompt],
+    named: dict[str, AnyMethod],
+    kind: Kind,
+    clock: "_Clock",
+    budget: int,
+) -> None:
+    """Let the methods that rank the vocabulary share its projections, whose time is split between them."""
+    sharing = [name for name, method in named.items() if method in (InverseRank.name, CoefficientInverseRank.name)]
+    if not sharing:
+        return
+    answers = list(dict.fromkeys(one.answer for one in prompts))
+    start = perf_counter()
+    ranks = InverseRanks(model, answers, kind, memory_budget=budget)
+    for name in sharing:
+        named[name] = InverseRank(ranks) if name == InverseRank.name else CoefficientInverseRank(ranks)
+        clock.seconds[name] += (perf_counter() - start) / len(sharing)
 
 
 def _next(traces: Iterator[Trace]) -> Trace | None:

@@ -1,8 +1,8 @@
 """Plots of results as Plotly figures, made from results alone: no model is needed, and none is touched.
 
 A figure is returned and never shown, saved, or given a global template. Text and grid are a mid grey on a transparent
-ground, so a figure reads on light and dark pages; colours are from the Okabe and Ito palette, told apart with any
-colour vision, and no meaning hangs on colour alone.
+ground, so a figure reads on light and dark pages; blue and orange are told apart with any colour vision, and no
+meaning hangs on colour alone.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure  # pyright: ignore[reportMissingTypeStubs]
 
 _TEXT, _GRID = "#808080", "rgba(128, 128, 128, 0.25)"
-_BLUE, _ORANGE = "#0072B2", "#E69F00"
+_BLUE, _ORANGE = "#2B88C4", "#E69F00"
 _PANELS = {"mrr": "MRR", "probability": "Probability", "log_prob": "Log-probability (nats)"}
 
 
