@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from tl_neuron_attr import plots as plots
     from tl_neuron_attr.ablation import ablating as ablating
     from tl_neuron_attr.ablation import ablation_hooks as ablation_hooks
+    from tl_neuron_attr.answers import AnswerCheck as AnswerCheck
+    from tl_neuron_attr.answers import answerable as answerable
+    from tl_neuron_attr.answers import check_answers as check_answers
     from tl_neuron_attr.batching import BatchingWarning as BatchingWarning
     from tl_neuron_attr.batching import trace_batch as trace_batch
     from tl_neuron_attr.compare import compare as compare
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from tl_neuron_attr.effects import ablation_effect as ablation_effect
     from tl_neuron_attr.errors import UnsupportedModelError as UnsupportedModelError
     from tl_neuron_attr.evaluation import compare_methods as compare_methods
+    from tl_neuron_attr.knowledge import load_knowledge as load_knowledge
     from tl_neuron_attr.links import links as links
     from tl_neuron_attr.models import load_demo_model as load_demo_model
     from tl_neuron_attr.modes import MeanActivations as MeanActivations
@@ -50,6 +54,9 @@ if TYPE_CHECKING:
     from tl_neuron_attr.neurons import (
         MLPNeuron as MLPNeuron,
     )
+    from tl_neuron_attr.prompt_files import BadLine as BadLine
+    from tl_neuron_attr.prompt_files import KnowledgePrompt as KnowledgePrompt
+    from tl_neuron_attr.prompt_files import read_prompts as read_prompts
     from tl_neuron_attr.query import TinyDenominatorWarning as TinyDenominatorWarning
     from tl_neuron_attr.query import query_layers as query_layers
     from tl_neuron_attr.query import query_neurons as query_neurons
@@ -96,12 +103,15 @@ if TYPE_CHECKING:
 _HOME = {
     "AblationCurve": "curves",
     "AblationEffect": "effects",
+    "AnswerCheck": "answers",
     "AnyOf": "targets",
     "AttnNeuron": "neurons",
+    "BadLine": "prompt_files",
     "BatchingWarning": "batching",
     "Contrast": "targets",
     "Head": "neurons",
     "HeadScores": "results",
+    "KnowledgePrompt": "prompt_files",
     "Layer": "neurons",
     "LayerScores": "results",
     "MLPNeuron": "neurons",
@@ -121,17 +131,21 @@ _HOME = {
     "ablation_curve": "curves",
     "ablation_effect": "effects",
     "ablation_hooks": "ablation",
+    "answerable": "answers",
+    "check_answers": "answers",
     "compare": "compare",
     "compare_methods": "evaluation",
     "head_scores": "value",
     "layer_scores": "value",
     "links": "links",
     "load_demo_model": "models",
+    "load_knowledge": "knowledge",
     "mean_activations": "recording",
     "position_scores": "value",
     "promoted_tokens": "vocab",
     "query_layers": "query",
     "query_neurons": "query",
+    "read_prompts": "prompt_files",
     "required_hooks": "trace",
     "resample": "recording",
     "through_head": "vocab",
