@@ -312,8 +312,8 @@ def test_unknown_choices(some: zoo.ZooCase) -> None:
         na.value_neurons(trace, "neuron")  # type: ignore[arg-type]
     with guards.refused(model, ValueError, kind):
         na.value_scores(trace, "neuron")  # type: ignore[arg-type]
-    with guards.as_users_run_it(), pytest.raises(ValueError, match=r"^unknown method 'gradient': choose one of "):
-        na.value_neurons(trace, "mlp", method="gradient")
+    with guards.as_users_run_it(), pytest.raises(ValueError, match=r"^unknown method 'gradients': choose one of "):
+        na.value_neurons(trace, "mlp", method="gradients")
 
 
 @pytest.mark.parametrize("layers", [[], [3], [-1], [0, 99], [True]], ids=str)

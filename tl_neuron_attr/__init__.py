@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tl_neuron_attr.answers import check_answers as check_answers
     from tl_neuron_attr.batching import BatchingWarning as BatchingWarning
     from tl_neuron_attr.batching import trace_batch as trace_batch
+    from tl_neuron_attr.causal import Causal as Causal
     from tl_neuron_attr.compare import compare as compare
     from tl_neuron_attr.comparison import MethodComparison as MethodComparison
     from tl_neuron_attr.curves import AblationCurve as AblationCurve
@@ -34,8 +35,14 @@ if TYPE_CHECKING:
     from tl_neuron_attr.effects import ablation_effect as ablation_effect
     from tl_neuron_attr.errors import UnsupportedModelError as UnsupportedModelError
     from tl_neuron_attr.evaluation import compare_methods as compare_methods
+    from tl_neuron_attr.gradients import AttributionPatching as AttributionPatching
+    from tl_neuron_attr.gradients import GradientTimesActivation as GradientTimesActivation
+    from tl_neuron_attr.integrated import IntegratedGradients as IntegratedGradients
     from tl_neuron_attr.knowledge import load_knowledge as load_knowledge
     from tl_neuron_attr.links import links as links
+    from tl_neuron_attr.methods import METHODS as METHODS
+    from tl_neuron_attr.methods import STATIC_METHODS as STATIC_METHODS
+    from tl_neuron_attr.methods import methods_table as methods_table
     from tl_neuron_attr.models import load_demo_model as load_demo_model
     from tl_neuron_attr.modes import MeanActivations as MeanActivations
     from tl_neuron_attr.modes import ResampledActivations as ResampledActivations
@@ -60,6 +67,9 @@ if TYPE_CHECKING:
     from tl_neuron_attr.query import TinyDenominatorWarning as TinyDenominatorWarning
     from tl_neuron_attr.query import query_layers as query_layers
     from tl_neuron_attr.query import query_neurons as query_neurons
+    from tl_neuron_attr.ranks import CoefficientInverseRank as CoefficientInverseRank
+    from tl_neuron_attr.ranks import InverseRank as InverseRank
+    from tl_neuron_attr.ranks import InverseRanks as InverseRanks
     from tl_neuron_attr.recording import mean_activations as mean_activations
     from tl_neuron_attr.recording import resample as resample
     from tl_neuron_attr.results import (
@@ -107,19 +117,28 @@ _HOME = {
     "AnyOf": "targets",
     "AttnNeuron": "neurons",
     "BadLine": "prompt_files",
+    "AttributionPatching": "gradients",
     "BatchingWarning": "batching",
+    "Causal": "causal",
+    "CoefficientInverseRank": "ranks",
     "Contrast": "targets",
+    "GradientTimesActivation": "gradients",
     "Head": "neurons",
     "HeadScores": "results",
     "KnowledgePrompt": "prompt_files",
+    "IntegratedGradients": "integrated",
+    "InverseRank": "ranks",
+    "InverseRanks": "ranks",
     "Layer": "neurons",
     "LayerScores": "results",
+    "METHODS": "methods",
     "MLPNeuron": "neurons",
     "MeanActivations": "modes",
     "MethodComparison": "comparison",
     "NeuronScores": "results",
     "RankedNeurons": "results",
     "ResampledActivations": "modes",
+    "STATIC_METHODS": "methods",
     "Scale": "modes",
     "SetTo": "modes",
     "TargetError": "targets",
@@ -141,6 +160,7 @@ _HOME = {
     "load_demo_model": "models",
     "load_knowledge": "knowledge",
     "mean_activations": "recording",
+    "methods_table": "methods",
     "position_scores": "value",
     "promoted_tokens": "vocab",
     "query_layers": "query",

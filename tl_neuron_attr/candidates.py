@@ -50,11 +50,17 @@ def scores_of(
 class Candidates:
     """The neurons of ``layers``; see the module's docstring for the bounds."""
 
-    def __init__(self, trace: "Trace", readout: Readout, kind: Kind, layers: Sequence[int]) -> None:
+    def __init__(
+        self, trace: "Trace", readout: Readout, kind: Kind, layers: Sequence[int], *, alone: bool = False
+    ) -> None:
+        """``alone`` adds the vectors to zero instead of their layers' bases."""
         self.trace, self.readout, self.layers = trace, readout, list(layers)
         self.kind: Kind = kind
-        vectors = [base(trace, kind, layer).to(readout.W_U.device) for layer in layers]
-        self.bases = Bases.of(readout, torch.stack(vectors))
+        if alone:
+            vectors = torch.zeros(len(layers), trace.view.d_model, dtype=readout.dtype, device=readout.W_U.device)
+        else:
+            vectors = torch.stack([base(trace, kind, layer).to(readout.W_U.device) for layer in layers])
+        self.bases = Bases.of(readout, vectors)
         self._behind = [added(trace, kind, layer) for layer in layers]
         self.numbering = Numbering.of(trace, kind, layers)
 
@@ -116,7 +122,7 @@ class Candidates:
 
     def score(self, number: Int[Tensor, " candidate"]) -> Float[Tensor, " candidate"]:
         """Exact scores, on the CPU; neurons that share a direction share its vocabulary product."""
-        index, row, source = self.numbering.places(number)
+        index, row, _ = self.numbering.places(number)
         key = index * max(self.numbering.sizes) + row
         _, first, inverse = _unique(key)
         index_of, row_of = index[first], row[first]
@@ -126,20 +132,27 @@ class Candidates:
             mine = index_of == i
             rows = directions(self.trace, self.kind, self.layers[i])
             vectors[mine.to(device)] = self._direction(i, rows[row_of[mine].to(rows.device)])
-        weight = self._coefficients(index, row, source).to(device)
+        weight = coefficients_of(self.trace, self.numbering, number).to(device)
         return changes(self.bases, index_of.to(device), vectors, inverse.to(device), weight).cpu()
 
     def coefficients_of(self, number: Int[Tensor, " candidate"]) -> Float[Tensor, " candidate"]:
         """Coefficients, on the CPU."""
-        return self._coefficients(*self.numbering.places(number))
+        return coefficients_of(self.trace, self.numbering, number)
 
-    def _coefficients(self, index: Tensor, row: Tensor, source: Tensor) -> Tensor:
-        out = torch.empty(len(index), dtype=self.readout.dtype)
-        dest = torch.tensor([self.trace.position])
-        for i in index.unique().tolist():
-            mine = index == i
-            out[mine] = coefficients_at(self.trace, self.kind, self.layers[i], row[mine], source[mine], dest)[0].cpu()
-        return out
+
+def coefficients_of(
+    trace: "Trace", numbering: Numbering, number: Int[Tensor, " candidate"]
+) -> Float[Tensor, " candidate"]:
+    """Coefficients of numbered neurons, on the CPU."""
+    index, row, source = numbering.places(number)
+    out = torch.empty(len(index), dtype=trace.view.compute_dtype)
+    dest = torch.tensor([trace.position])
+    for i in index.unique().tolist():
+        mine = index == i
+        out[mine] = coefficients_at(trace, numbering.kind, numbering.layers[i], row[mine], source[mine], dest)[
+            0
+        ].cpu()
+    return out
 
 
 def _unique(key: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -127,6 +127,11 @@ class ResampledActivations:
         return None if self.everywhere else len(next(iter(self.values.values())))
 
 
+def mean_of(mean: MeanActivations, units: Float[Tensor, "*unit"], name: str) -> Float[Tensor, "*unit"]:
+    """The means of one hook point, as :class:`ValueError` where they are of another model."""
+    return _fitting(mean.means, units[None, None], name)
+
+
 Mode: TypeAlias = Zero | Scale | SetTo | MeanActivations | ResampledActivations
 
 _MODES = '"zero" (or Zero()), Scale(factor), SetTo(value), mean_activations(model, prompts), resample(model, prompt)'

@@ -24,13 +24,13 @@ from torch import Tensor
 from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.candidates import scores_of
 from tl_neuron_attr.keys import Key, Keys, keys_of
+from tl_neuron_attr.methods import VALUE_METHOD
 from tl_neuron_attr.neurons import Kind, Neuron, check_kind
 from tl_neuron_attr.numbering import Numbering, chosen_layers
 from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
 from tl_neuron_attr.results import LayerScores, RankedNeurons
 from tl_neuron_attr.sources import kept, values
-from tl_neuron_attr.value import VALUE_METHOD
 from tl_neuron_attr.writes import added, coefficients_at, directions
 
 if TYPE_CHECKING:

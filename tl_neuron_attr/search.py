@@ -63,6 +63,22 @@ def best_first(
         limit = _SCAN_LIMIT
 
 
+def best_of(sizes: Sequence[int], scores: Callable[[int], Tensor], k: int) -> Found:
+    """The ``k`` best where every score is computed anyway: ``scores(group)`` gives those of one group, on the CPU."""
+    numbers, best, start = torch.empty(0, dtype=torch.int64), torch.empty(0), 0
+    for group, size in enumerate(sizes):
+        own = scores(group)
+        candidates = torch.cat([numbers, torch.arange(start, start + size)])
+        numbers, best = _best(candidates, torch.cat([best.to(own), own]), k)
+        start += size
+    return Found(numbers, best, start)
+
+
+def best_given(numbers: Int[Tensor, " candidate"], scores: Float[Tensor, " candidate"], k: int) -> Found:
+    """The ``k`` best of candidates that are all scored."""
+    return Found(*_best(numbers, scores, k), len(numbers))
+
+
 def _best(numbers: Tensor, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     by_number = numbers.argsort()
     order = by_number[scores[by_number].argsort(descending=True, stable=True)][:k]

@@ -23,14 +23,15 @@ from torch import Tensor
 
 from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.bases import Bases
-from tl_neuron_attr.candidates import Candidates
+from tl_neuron_attr.candidates import coefficients_of
+from tl_neuron_attr.methods import VALUE_METHOD, AnyMethod, resolve_method
 from tl_neuron_attr.neurons import Kind, check_kind
 from tl_neuron_attr.numbering import chosen_layers
+from tl_neuron_attr.question import Question
 from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
 from tl_neuron_attr.results import HeadScores, LayerScores, NeuronScores, RankedNeurons
 from tl_neuron_attr.scoring import changes
-from tl_neuron_attr.search import best_first
 from tl_neuron_attr.writes import (
     added,
     base,
@@ -43,9 +44,6 @@ from tl_neuron_attr.writes import (
 
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
-
-VALUE_METHOD = "log_prob_increase"
-METHODS = (VALUE_METHOD,)
 
 
 @without_autocast
@@ -153,7 +151,7 @@ def value_neurons(
     kind: Kind,
     k: int = 100,
     *,
-    method: str = VALUE_METHOD,
+    method: AnyMethod = VALUE_METHOD,
     layers: Sequence[int] | None = None,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
 ) -> RankedNeurons:
@@ -161,6 +159,9 @@ def value_neurons(
 
     Neurons are scored in descending order of an upper bound until no other can enter the top ``k``; the result
     says how many were evaluated (``n_evaluated``) of how many (``n_neurons``). Equal scores are ordered by id.
+
+    ``method`` names another attribution method (:func:`methods_table` lists them) or is one with options, such as
+    :class:`IntegratedGradients`; scores are then what that method's formula says, in its units.
 
     Raises :class:`ValueError` for an unknown kind, method or layer or ``k < 1``, :class:`UnsupportedModelError`
     for layers without MLP neurons.
@@ -172,28 +173,17 @@ def value_neurons(
         'L27N846'
     """
     check_kind(kind)
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
-    k = check_count("k", k)
-    chosen = chosen_layers(trace, kind, layers)
-    readout = Readout.of(trace, memory_budget=memory_budget)
-    pool = Candidates(trace, readout, kind, chosen)
-    found = best_first(
-        pool.numbering.sizes,
-        pool.upper,
-        pool.score,
-        k,
-        at_once=readout.directions_at_once(),
-        memory_budget=memory_budget,
-    )
+    name, find = resolve_method(method)
+    question = Question(trace, kind, chosen_layers(trace, kind, layers), check_count("k", k), memory_budget)
+    found = find(question)
     return RankedNeurons(
         kind=kind,
-        ids=pool.numbering.ids(found.numbers),
+        ids=question.numbering.ids(found.numbers),
         scores=found.scores,
-        coefficients=pool.coefficients_of(found.numbers),
-        method=method,
+        coefficients=coefficients_of(trace, question.numbering, found.numbers),
+        method=name,
         n_evaluated=found.n_evaluated,
-        n_neurons=sum(pool.numbering.sizes),
+        n_neurons=sum(question.numbering.sizes),
         provenance=trace.provenance,
     )
 

@@ -47,7 +47,7 @@ def run_variants(
         batch = rows[start : start + step]
         log_probs = _log_probs(trace, batch, mode, positions)
         if start == 0:
-            _check_unchanged(trace, log_probs[0])
+            check_unchanged(trace, log_probs[0])
             log_probs = log_probs[1:]
         if len(log_probs):
             found.append(Outcomes.of(log_probs, trace.target))
@@ -95,7 +95,7 @@ def _log_probs(
     return torch.log_softmax(logits.to(view.compute_dtype), -1)
 
 
-def _check_unchanged(trace: "Trace", log_probs: Float[Tensor, " d_vocab"]) -> None:
+def check_unchanged(trace: "Trace", log_probs: Float[Tensor, " d_vocab"]) -> None:
     """The row without ablation gives the traced log-probabilities, or the comparison means nothing."""
     traced = trace.log_probs.to(log_probs)
     gap = float((log_probs - traced).abs().max())
