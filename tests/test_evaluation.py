@@ -132,6 +132,29 @@ def test_the_control_is_as_many_of_the_same_layers_and_none_of_the_best(few: zoo
         assert kind == "attn" or all(parse(label) for label in drawn)
 
 
+def test_a_mean_by_name_is_that_of_the_prompts(few: zoo.ZooCase) -> None:
+    mean = na.mean_activations(few.model, [one.prompt for one in PROMPTS])
+    by_name, given = (compared(few, [m]) for m in ("attribution_patching", na.AttributionPatching(mean)))
+    assert without_seconds(by_name) == without_seconds(given)
+    assert by_name.methods == ("attribution_patching",)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "attn"])
+def test_methods_past_the_paper_are_rows_like_any_other(few: zoo.ZooCase, kind: str) -> None:
+    methods = ["gradient", na.IntegratedGradients(steps=2), na.Causal(candidates=5), "direct_logit"]
+    found = compared(few, methods, kind=kind, prompts=PROMPTS[:2])
+    assert found.methods == ("gradient", "integrated_gradients", "causal", "direct_logit")
+    for place, method in enumerate(methods):
+        for i, one in enumerate(PROMPTS[:2]):
+            trace = na.trace(few.model, one.prompt, one.answer)
+            alone = na.value_neurons(trace, kind, 4, method=method)
+            assert found.neurons[1 + place][i] == tuple(map(str, alone))
+            effect = na.ablation_effect(trace, alone)
+            assert found.outcomes.log_prob[2 + place, i].item() == pytest.approx(
+                effect.after.log_prob.item(), abs=1e-5
+            )
+
+
 def test_the_control_does_not_depend_on_the_methods(few: zoo.ZooCase) -> None:
     all_eight, one = compared(few, STATIC_METHODS), compared(few, ["norm"])
     assert one.neurons == (all_eight.neurons[0], all_eight.neurons[1 + STATIC_METHODS.index("norm")])

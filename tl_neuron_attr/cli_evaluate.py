@@ -135,12 +135,13 @@ def _prompts(path: str | None, types: Sequence[str] | None) -> "list[KnowledgePr
 
 def _methods(names: list[str] | None) -> Sequence[Any]:
     """Names that exist, before a model is loaded."""
-    from tl_neuron_attr.methods import METHODS, STATIC_METHODS
+    from tl_neuron_attr.evaluation import named_methods
+    from tl_neuron_attr.methods import STATIC_METHODS
 
-    for name in names or ():
-        if name not in METHODS:
-            fail(f"unknown method {name!r}: choose from {', '.join(METHODS)}")
-    return STATIC_METHODS if names is None else names
+    try:
+        return list(named_methods(STATIC_METHODS if names is None else names).values())
+    except ValueError as error:
+        fail(str(error))
 
 
 def _name_unusable(path: str, check: "AnswerCheck") -> None:

@@ -38,7 +38,7 @@ def _title(text: str) -> Text:
 def _table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for i, name in enumerate(columns):
-        table.add_column(name, justify="right" if i else "left", no_wrap=True)
+        table.add_column(name, justify="right" if i else "left", min_width=max(map(len, name.split())))
     return table
 
 

@@ -10,7 +10,7 @@ one batch of that prompt, so nothing is padded; the row without ablation must gi
 intervals: :mod:`tl_neuron_attr.comparison`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.batching import trace_batch
 from tl_neuron_attr.comparison import ComparedPrompt, MethodComparison
 from tl_neuron_attr.controls import draw_controls
+from tl_neuron_attr.gradients import AttributionPatching
 from tl_neuron_attr.knowledge import KnowledgePrompt
 from tl_neuron_attr.methods import STATIC_METHODS, VALUE_METHOD, AnyMethod, resolve_method
 from tl_neuron_attr.modes import Zero
@@ -29,6 +30,7 @@ from tl_neuron_attr.outcomes import Outcomes
 from tl_neuron_attr.ranking import RankedNeurons, check_count
 from tl_neuron_attr.ranks import CoefficientInverseRank, InverseRank, InverseRanks
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
+from tl_neuron_attr.recording import mean_activations
 from tl_neuron_attr.selection import Selection, identities, select
 from tl_neuron_attr.trace import Trace, prepare
 from tl_neuron_attr.value import value_neurons
@@ -56,7 +58,8 @@ def compare_methods(
     Args:
         model: as for ``trace``.
         prompts: prompts with their answer and type, such as ``answerable(model, load_knowledge())``.
-        methods: names or method objects, as ``value_neurons(method=)`` takes them.
+        methods: names or method objects, as ``value_neurons(method=)`` takes them; the mean that
+            "attribution_patching" needs is, if it is given by name, that of ``prompts``.
         k: how many neurons to zero for each prompt.
         kind: ``"mlp"``, or ``"attn"`` where the methods are defined for it; an attention neuron is zeroed for every
             source position, as if its row of the output matrix were.
@@ -85,14 +88,14 @@ def compare_methods(
         ['untouched', 'random', 'log_prob_increase', 'norm']
     """
     kind, k, n_boot = check_kind(kind), check_count("k", k), check_count("n_boot", n_boot)
-    given, named = _checked_prompts(prompts), _named(methods)
+    given, named = _checked_prompts(prompts), named_methods(methods)
     view, _ = prepare(model, "exact")
     started, clock = perf_counter(), _Clock((*named, "trace", "control", "ablation"))
     generator = torch.Generator().manual_seed(seed)
     traces = trace_batch(
         model, [one.prompt for one in given], [one.answer for one in given], batch_size=batch_size, progress=False
     )
-    _sharing_ranks(model, given, named, kind, clock, memory_budget)
+    named = _with_shared_work(model, given, named, kind, clock, memory_budget)
     found: list[Outcomes] = []
     labels: list[list[tuple[str, ...]]] = []
     with tqdm(total=len(given), disable=not progress, desc="comparing methods", unit="prompt") as bar:
@@ -133,13 +136,14 @@ def _checked_prompts(prompts: Sequence[KnowledgePrompt]) -> list[KnowledgePrompt
     return given
 
 
-def _named(methods: Sequence[AnyMethod]) -> dict[str, AnyMethod]:
-    """Methods by name, each once."""
+def named_methods(methods: Sequence[AnyMethod]) -> dict[str, AnyMethod]:
+    """Methods by name, each once; :class:`ValueError` for none, unknown ones, and one given twice."""
     if isinstance(methods, str):
         raise ValueError(f"methods is the one string {methods!r}: give a list of methods, [{methods!r}]")
     named: dict[str, AnyMethod] = {}
     for method in methods:
-        name, _ = resolve_method(method)
+        # The one method that a name alone does not describe: its mean is that of the compared prompts.
+        name = AttributionPatching.name if method == AttributionPatching.name else resolve_method(method)[0]
         if name in named:
             raise ValueError(f"method {name!r} is given twice: each is one row, so compare its options in two calls")
         named[name] = method
@@ -148,24 +152,32 @@ def _named(methods: Sequence[AnyMethod]) -> dict[str, AnyMethod]:
     return named
 
 
-def _sharing_ranks(
+def _with_shared_work(
     model: Any,
     prompts: Sequence[KnowledgePrompt],
-    named: dict[str, AnyMethod],
+    named: Mapping[str, AnyMethod],
     kind: Kind,
     clock: "_Clock",
     budget: int,
-) -> None:
-    """Let the methods that rank the vocabulary share its projections, whose time is split between them."""
-    sharing = [name for name, method in named.items() if method in (InverseRank.name, CoefficientInverseRank.name)]
-    if not sharing:
-        return
-    answers = list(dict.fromkeys(one.answer for one in prompts))
-    start = perf_counter()
-    ranks = InverseRanks(model, answers, kind, memory_budget=budget)
-    for name in sharing:
-        named[name] = InverseRank(ranks) if name == InverseRank.name else CoefficientInverseRank(ranks)
-        clock.seconds[name] += (perf_counter() - start) / len(sharing)
+) -> dict[str, AnyMethod]:
+    """The methods, those given by name with what they need of all prompts together computed once.
+
+    The vocabulary's projections serve both methods that rank it, and their time is split between them.
+    """
+    made: dict[str, AnyMethod] = {}
+    ranking = [name for name in (InverseRank.name, CoefficientInverseRank.name) if named.get(name) == name]
+    if ranking:
+        answers = list(dict.fromkeys(one.answer for one in prompts))
+        start = perf_counter()
+        ranks = InverseRanks(model, answers, kind, memory_budget=budget)
+        for name in ranking:
+            made[name] = InverseRank(ranks) if name == InverseRank.name else CoefficientInverseRank(ranks)
+            clock.seconds[name] += (perf_counter() - start) / len(ranking)
+    if named.get(AttributionPatching.name) == AttributionPatching.name:
+        texts = [one.prompt for one in prompts]
+        mean = clock.timed(AttributionPatching.name, mean_activations, model, texts)
+        made[AttributionPatching.name] = AttributionPatching(mean)
+    return {name: made.get(name, method) for name, method in named.items()}
 
 
 def _next(traces: Iterator[Trace]) -> Trace | None:
