@@ -12,7 +12,6 @@ Attention neurons divide their entry of ``hook_z``, whose gradient they share, b
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -58,10 +57,9 @@ class IntegratedGradients:
 
 def mean_gradient(trace: "Trace", kind: Kind, layer: int, steps: int, at_once: int) -> Float[Tensor, " row"]:
     """The gradient of ``T`` by the activations of a layer, averaged along the path; ``at_once`` points in a batch."""
-    rule = np.polynomial.legendre.leggauss(steps)
-    nodes, weights = (torch.from_numpy(part).to(trace.view.compute_dtype) for part in rule)
+    shares, weights = (part.to(trace.view.compute_dtype) for part in gauss_legendre(steps))
     parts: list[Tensor] = []
-    for share, weight in zip(((nodes + 1) / 2).split(at_once), (weights / 2).split(at_once), strict=True):
+    for share, weight in zip(shares.split(at_once), weights.split(at_once), strict=True):
         probe = Probe(hook_name(kind, layer), trace.position, share)
         pairs = [(probe.name, probe)]
         with attached(trace.model, pairs), torch.inference_mode(False), torch.enable_grad():
@@ -72,6 +70,14 @@ def mean_gradient(trace: "Trace", kind: Kind, layer: int, steps: int, at_once: i
         g = g.flatten(1).to(trace.view.compute_dtype)
         parts.append(weight.to(g) @ g)
     return torch.stack(parts).sum(0)
+
+
+def gauss_legendre(steps: int) -> tuple[Float[Tensor, " step"], Float[Tensor, " step"]]:
+    """Points and weights on ``[0, 1]``, from the eigenvectors of Legendre's recurrence (Golub and Welsch)."""
+    i = torch.arange(1, steps, dtype=torch.float64)
+    off = i / (4 * i.square() - 1).sqrt()
+    points, vectors = torch.linalg.eigh(off.diag(1) + off.diag(-1) if steps > 1 else torch.zeros(1, 1).double())
+    return (points + 1) / 2, vectors[0].square()
 
 
 def rows_at_once(trace: "Trace", memory_budget: int) -> int:

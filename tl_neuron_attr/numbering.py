@@ -11,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from tl_neuron_attr.errors import UnsupportedModelError
+from tl_neuron_attr.model_view import ModelView
 from tl_neuron_attr.neurons import AttnNeuron, Kind, MLPNeuron, Neuron, kind_of
 from tl_neuron_attr.writes import directions
 
@@ -20,17 +21,22 @@ if TYPE_CHECKING:
 
 def chosen_layers(trace: "Trace", kind: Kind, layers: Sequence[int] | None) -> list[int]:
     """The layers asked for (all by default), sorted; an error for those that do not exist or have no neurons."""
-    n_layers = trace.view.n_layers
+    return checked_layers(trace.view, kind, layers)
+
+
+def checked_layers(view: ModelView, kind: Kind, layers: Sequence[int] | None) -> list[int]:
+    """:func:`chosen_layers` of a model."""
+    n_layers = view.n_layers
     chosen = list(range(n_layers)) if layers is None else sorted(set(layers))
     wrong = [layer for layer in chosen if isinstance(layer, bool) or not 0 <= layer < n_layers]
     if wrong or not chosen:
         raise ValueError(
             f"layers={list(layers or [])}: name at least one layer, each from 0 to {n_layers - 1} "
-            f"({trace.view.name} has {n_layers})"
+            f"({view.name} has {n_layers})"
         )
     if kind == "mlp":
         for layer in chosen:
-            refusal = trace.view.mlp_refusal(layer)
+            refusal = view.mlp_refusal(layer)
             if refusal is not None:
                 raise UnsupportedModelError(f"{refusal} (name dense layers with layers=[...])")
     return chosen

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.candidates import coefficients_of
-from tl_neuron_attr.errors import UnsupportedModelError
 from tl_neuron_attr.model_view import ModelView
 from tl_neuron_attr.neurons import Kind, check_kind
+from tl_neuron_attr.numbering import checked_layers
 from tl_neuron_attr.post import FrozenPost
 from tl_neuron_attr.products import product, slices
 from tl_neuron_attr.question import Question
@@ -75,11 +75,7 @@ class InverseRanks:
     ) -> None:
         self._view, self._budget = ModelView(model), memory_budget
         self._kind: Kind = check_kind(kind)
-        self._layers = sorted(set(range(self._view.n_layers) if layers is None else layers))
-        refusals = [self._view.mlp_refusal(layer) for layer in self._layers if kind == "mlp"]
-        for refusal in refusals:
-            if refusal is not None:
-                raise UnsupportedModelError(refusal)
+        self._layers = checked_layers(self._view, self._kind, layers)
         vocabulary = self._view.vocabulary()
         self._known: dict[tuple[tuple[int, ...], int], _LayerRanks] = {}
         resolved = [resolve_target(token, vocabulary) for token in tokens]
