@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from tl_neuron_attr import plots as plots
     from tl_neuron_attr.ablation import ablating as ablating
     from tl_neuron_attr.ablation import ablation_hooks as ablation_hooks
+    from tl_neuron_attr.ablation_table import AblationTable as AblationTable
+    from tl_neuron_attr.analysis import layer_histogram as layer_histogram
+    from tl_neuron_attr.analysis import layer_means as layer_means
+    from tl_neuron_attr.analysis import layer_sums as layer_sums
+    from tl_neuron_attr.analysis import neuron_sums as neuron_sums
     from tl_neuron_attr.answers import AnswerCheck as AnswerCheck
     from tl_neuron_attr.answers import answerable as answerable
     from tl_neuron_attr.answers import check_answers as check_answers
@@ -38,6 +43,9 @@ if TYPE_CHECKING:
     from tl_neuron_attr.gradients import AttributionPatching as AttributionPatching
     from tl_neuron_attr.gradients import GradientTimesActivation as GradientTimesActivation
     from tl_neuron_attr.integrated import IntegratedGradients as IntegratedGradients
+    from tl_neuron_attr.knockouts import ablate_query_neurons as ablate_query_neurons
+    from tl_neuron_attr.knockouts import ablate_type_heads as ablate_type_heads
+    from tl_neuron_attr.knockouts import ablate_value_neurons as ablate_value_neurons
     from tl_neuron_attr.knowledge import load_knowledge as load_knowledge
     from tl_neuron_attr.links import links as links
     from tl_neuron_attr.methods import METHODS as METHODS
@@ -84,6 +92,10 @@ if TYPE_CHECKING:
     from tl_neuron_attr.results import (
         RankedNeurons as RankedNeurons,
     )
+    from tl_neuron_attr.shared import SharedNeurons as SharedNeurons
+    from tl_neuron_attr.shared import overlap as overlap
+    from tl_neuron_attr.shared import shared_neurons as shared_neurons
+    from tl_neuron_attr.shared import top_heads as top_heads
     from tl_neuron_attr.targets import AnyOf as AnyOf
     from tl_neuron_attr.targets import Contrast as Contrast
     from tl_neuron_attr.targets import TargetError as TargetError
@@ -113,6 +125,7 @@ if TYPE_CHECKING:
 _HOME = {
     "AblationCurve": "curves",
     "AblationEffect": "effects",
+    "AblationTable": "ablation_table",
     "AnswerCheck": "answers",
     "AnyOf": "targets",
     "AttnNeuron": "neurons",
@@ -141,11 +154,15 @@ _HOME = {
     "STATIC_METHODS": "methods",
     "Scale": "modes",
     "SetTo": "modes",
+    "SharedNeurons": "shared",
     "TargetError": "targets",
     "TinyDenominatorWarning": "query",
     "Trace": "trace",
     "UnsupportedModelError": "errors",
     "Zero": "modes",
+    "ablate_query_neurons": "knockouts",
+    "ablate_type_heads": "knockouts",
+    "ablate_value_neurons": "knockouts",
     "ablating": "ablation",
     "ablation_curve": "curves",
     "ablation_effect": "effects",
@@ -155,12 +172,17 @@ _HOME = {
     "compare": "compare",
     "compare_methods": "evaluation",
     "head_scores": "value",
+    "layer_histogram": "analysis",
+    "layer_means": "analysis",
     "layer_scores": "value",
+    "layer_sums": "analysis",
     "links": "links",
     "load_demo_model": "models",
     "load_knowledge": "knowledge",
     "mean_activations": "recording",
     "methods_table": "methods",
+    "neuron_sums": "analysis",
+    "overlap": "shared",
     "position_scores": "value",
     "promoted_tokens": "vocab",
     "query_layers": "query",
@@ -168,7 +190,9 @@ _HOME = {
     "read_prompts": "prompt_files",
     "required_hooks": "trace",
     "resample": "recording",
+    "shared_neurons": "shared",
     "through_head": "vocab",
+    "top_heads": "shared",
     "trace": "trace",
     "trace_batch": "batching",
     "trace_continuation": "trace",

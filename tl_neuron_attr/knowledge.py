@@ -7,7 +7,7 @@ type          a prompt                                                    answer
 ``capital``   The capital of France is                                    Paris
 ``country``   The city of Lyon is in                                      France
 ``colour``    The color of grass is                                       green
-``number``    The number of legs of a spider is                           eight
+``number``    How many legs of a spider are there? There are              eight
 ``month``     The month after March is                                    April
 ============  ==========================================================  ============
 

@@ -1,0 +1,193 @@
+"""The paper's tables over many prompts of several types: where scores are, layer by layer and summed up.
+
+Every function takes pairs of a type and a trace (or ranking), in any order, from a list or a generator that is read
+once, so that one trace at a time is held::
+
+    pairs = zip(types, na.trace_batch(model, prompts, targets))
+
+With ``S_i`` the scores (nats) of one prompt's layers or neurons, a table has means over the prompts of a type of
+
+============================  ===================================================================
+function                      what is averaged
+============================  ===================================================================
+:func:`layer_means`           the score of each attention and MLP layer
+:func:`layer_sums`            ``sum_i S_i`` over layers, attention and MLP each
+:func:`neuron_sums`           ``sum_i S_i`` over neurons: all, those with ``S_i > 0``, the highest
+:func:`layer_histogram`       how many of the ranked neurons a layer has, and their scores' sum
+============================  ===================================================================
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tl_neuron_attr.neurons import Kind, check_kind
+from tl_neuron_attr.ranking import RankedNeurons, check_count, floats
+from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
+from tl_neuron_attr.trace import Trace
+from tl_neuron_attr.value import layer_scores, value_scores
+
+if TYPE_CHECKING:
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
+
+TypedTraces: TypeAlias = Iterable[tuple[str, Trace]]
+TypedRankings: TypeAlias = Iterable[tuple[str, RankedNeurons]]
+
+
+def layer_means(traces: TypedTraces, *, memory_budget: int = DEFAULT_MEMORY_BUDGET) -> "pandas.DataFrame":
+    """Mean score of every layer (nats): one row a type and layer, the columns type, layer, attn, mlp.
+
+    Raises :class:`ValueError` for no traces or those of several models.
+
+    Example:
+        >>> import tl_neuron_attr as na
+        >>> trace = na.trace(na.load_demo_model(), "The capital of France is", " Paris")
+        >>> frame = na.layer_means([("capital", trace)])
+        >>> int(frame["attn"].idxmax())
+        23
+    """
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
+
+    rows: list[dict[str, object]] = []
+    for type_, (_, mean) in _mean_layers(traces, memory_budget).items():
+        for layer, (attn, mlp) in enumerate(mean.tolist()):
+            rows.append({"type": type_, "layer": layer, "attn": attn, "mlp": mlp})
+    return pandas.DataFrame(rows)
+
+
+def layer_sums(traces: TypedTraces, *, memory_budget: int = DEFAULT_MEMORY_BUDGET) -> "pandas.DataFrame":
+    """Sum of all layers' scores (nats), mean over prompts: one row a type, the columns type, n_prompts, attn, mlp.
+
+    Raises :class:`ValueError` as :func:`layer_means`.
+
+    Example:
+        >>> import tl_neuron_attr as na
+        >>> model = na.load_demo_model()
+        >>> prompts = ["The capital of France is", "The color of grass is"]
+        >>> traces = na.trace_batch(model, prompts, [" Paris", " green"], progress=False)
+        >>> na.layer_sums(zip(["capital", "colour"], traces)).columns.tolist()
+        ['type', 'n_prompts', 'attn', 'mlp']
+    """
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
+
+    rows: list[dict[str, object]] = []
+    for type_, (count, mean) in _mean_layers(traces, memory_budget).items():
+        attn, mlp = floats(mean.sum(0))
+        rows.append({"type": type_, "n_prompts": count, "attn": attn, "mlp": mlp})
+    return pandas.DataFrame(rows)
+
+
+def neuron_sums(
+    traces: TypedTraces,
+    kind: Kind,
+    top: Sequence[int] = (100, 200),
+    *,
+    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+) -> "pandas.DataFrame":
+    """Sums of neuron scores (nats), mean over prompts: one row a type.
+
+    Columns: type, n_prompts, ``all``, ``positive`` (scores above zero), then ``top_100`` and so on for each of
+    ``top``, the sum of that many highest scores (of all, where there are fewer). Every neuron is scored, attention
+    neurons for each source position.
+
+    Raises :class:`ValueError` as :func:`layer_means`, for an unknown kind and an entry of ``top`` below 1.
+
+    Example:
+        >>> import tl_neuron_attr as na
+        >>> trace = na.trace(na.load_demo_model(), "The capital of France is", " Paris")
+        >>> frame = na.neuron_sums([("capital", trace)], "mlp", top=[100])
+        >>> bool(frame["top_100"][0] < frame["positive"][0])
+        True
+    """
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
+
+    check_kind(kind)
+    counts = [check_count("top", n) for n in top]
+    sums: dict[str, list[Tensor]] = {}
+    for type_, trace in typed(traces):
+        scores = value_scores(trace, kind, memory_budget=memory_budget).scores.double().flatten()
+        best = scores.topk(min(max([1, *counts]), len(scores))).values
+        parts = [scores.sum(), scores.clamp(min=0).sum(), *(best[:n].sum() for n in counts)]
+        sums.setdefault(type_, []).append(torch.stack(parts))
+    names = ["all", "positive", *(f"top_{n}" for n in counts)]
+    rows: list[dict[str, object]] = []
+    for type_, found in sums.items():
+        means = floats(torch.stack(found).mean(0))
+        rows.append({"type": type_, "n_prompts": len(found), **dict(zip(names, means, strict=True))})
+    return pandas.DataFrame(rows)
+
+
+def layer_histogram(rankings: TypedRankings, n_layers: int | None = None) -> "pandas.DataFrame":
+    """Which layers the ranked neurons are in: one row a type and layer.
+
+    Columns: type, layer, ``neurons`` (their number, mean over prompts), ``share`` (of the type's ranked neurons) and
+    ``score`` (nats, their sum, mean over prompts). ``n_layers`` is how many layers to list; by default up to the
+    last one that any ranked neuron is in.
+
+    Raises :class:`ValueError` for no rankings, those of several models or kinds, or too small ``n_layers``.
+
+    Example:
+        >>> import tl_neuron_attr as na
+        >>> trace = na.trace(na.load_demo_model(), "The capital of France is", " Paris")
+        >>> frame = na.layer_histogram([("capital", na.value_neurons(trace, "mlp", k=100))], n_layers=30)
+        >>> len(frame), float(frame["neurons"].sum())
+        (30, 100.0)
+    """
+    import pandas  # pyright: ignore[reportMissingTypeStubs]
+
+    counts: dict[tuple[str, int], int] = {}
+    scores: dict[tuple[str, int], float] = {}
+    prompts: dict[str, int] = {}
+    for type_, ranked in typed(rankings):
+        prompts[type_] = prompts.get(type_, 0) + 1
+        for neuron, score in zip(ranked.ids, floats(ranked.scores), strict=True):
+            at = type_, neuron.layer
+            counts[at] = counts.get(at, 0) + 1
+            scores[at] = scores.get(at, 0.0) + score
+    last = max((layer for _, layer in counts), default=-1)
+    if n_layers is not None and n_layers <= last:
+        raise ValueError(f"n_layers={n_layers}, but a ranked neuron is in layer {last}: give at least {last + 1}")
+    rows: list[dict[str, object]] = []
+    for type_, n_prompts in prompts.items():
+        total = sum(count for (name, _), count in counts.items() if name == type_)
+        for layer in range(last + 1 if n_layers is None else n_layers):
+            count = counts.get((type_, layer), 0)
+            score = scores.get((type_, layer), 0.0) / n_prompts
+            share = count / total if total else 0.0
+            rows.append({"type": type_, "layer": layer, "neurons": count / n_prompts, "share": share, "score": score})
+    return pandas.DataFrame(rows)
+
+
+def typed(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """The pairs of a type and a trace or ranking one by one.
+
+    Raises :class:`ValueError` for none, anything else than such pairs, and those of several models or kinds.
+    """
+    first: Any = None
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(
+                f"{pair!r} is not a pair of a type and a trace or ranking: zip(types, traces) makes such"
+            )
+        type_, found = pair
+        first = found if first is None else first
+        if type(found) is not type(first) or getattr(found, "kind", None) != getattr(first, "kind", None):
+            raise ValueError(f"{found!r} is not of the kind of the first one, {first!r}: give one kind at a time")
+        own, known = found.provenance.model, first.provenance.model
+        if own != known or getattr(found, "model", None) is not getattr(first, "model", None):
+            raise ValueError(f"results of several models ({known} and {own}): give those of one model at a time")
+        yield type_, found
+    if first is None:
+        raise ValueError("there is nothing to average: give at least one pair of a type and a trace or ranking")
+
+
+def _mean_layers(traces: TypedTraces, memory_budget: int) -> dict[str, tuple[int, Float[Tensor, "layer kind"]]]:
+    """For each type the number of prompts and the mean scores, attention first."""
+    found: dict[str, list[Tensor]] = {}
+    for type_, trace in typed(traces):
+        scores = layer_scores(trace, memory_budget=memory_budget)
+        found.setdefault(type_, []).append(torch.stack([scores.attn, scores.mlp], -1).double())
+    return {type_: (len(parts), torch.stack(parts).mean(0)) for type_, parts in found.items()}
