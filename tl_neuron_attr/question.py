@@ -8,7 +8,7 @@ A method answers in one of two ways. Where its scores have upper bounds that cos
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
 
 
+@runtime_checkable
 class Pool(Protocol):
     """Upper bounds of every neuron of a layer (by its index), and exact scores of a few, on the CPU."""
 
