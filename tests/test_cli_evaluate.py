@@ -58,11 +58,11 @@ def test_the_table_is_what_the_library_finds_and_fits_80_columns(demo: SimpleNam
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert all(len(line) <= 80 for line in lines)
-    assert lines[0].startswith("Zeroing the top 10 MLP neurons of SmolLM2-135M-Instruct by each method, 3")
+    assert lines[0].startswith("Zeroing the top 10 MLP neurons of SmolLM2-135M-Instruct by each method, 4")
     prompts, _ = na.read_prompts(demo.path)
-    answered = na.answerable(demo.model, prompts, progress=False)
-    found = na.compare_methods(demo.model, answered, METHODS, progress=False)
-    assert [one.answer for one in answered] == [" Paris", " Rome", " July"]
+    check = na.check_answers(demo.model, prompts, progress=False)
+    found = na.compare_methods(demo.model, check.answerable, METHODS, progress=False)
+    assert [one.answer for one in check.answerable] == [" Paris", " Rome", " July", " Madrid"]
     for row in found.rows:
         assert any(line.split()[:2] == [row.name, f"{row.mrr.value:.3f}"] for line in lines)
     one = found.of("log_prob_increase").log_prob
@@ -71,9 +71,10 @@ def test_the_table_is_what_the_library_finds_and_fits_80_columns(demo: SimpleNam
     )
     assert f"log_prob_increase {wanted}" in [" ".join(line.split()) for line in lines]
     rows = [" ".join(line.split()) for line in lines]
-    assert "capital 3 2 0 1 0 2" in rows
-    assert "month 3 1 1 0 1 1" in rows
-    assert "all 6 3 1 1 1 3" in rows
+    counts = check.counts().set_index("type")
+    for name, of_type in (("capital", counts.loc["capital"]), ("month", counts.loc["month"]), ("all", counts.sum())):
+        assert " ".join(map(str, [name, *of_type, of_type["answerable"]])) in rows
+    assert "all 6 4 1 1 0 4" in rows
     back = na.MethodComparison.from_json(demo.folder / "found.json")
     assert back.neurons == found.neurons
     assert back.rows[1:3] != found.rows[1:3]  # seconds
