@@ -190,7 +190,6 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_another_control(few
     assert first.neurons[0] != other.neurons[0]
     assert first.neurons[1:] == other.neurons[1:]
     assert first.of("coefficient_norm").mrr.value == other.of("coefficient_norm").mrr.value
-    assert first.of("coefficient_norm").log_prob.low != other.of("coefficient_norm").log_prob.low
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 1}, {"batch_size": 2}, {"memory_budget": 2**20}], ids=str)
