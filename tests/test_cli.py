@@ -73,7 +73,7 @@ def refused(capsys, *arguments):
 # --- light commands
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["explain", "--help"], []])
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["explain", "--help"], ["evaluate", "--help"], []])
 def test_light_commands_import_nothing_heavy(arguments):
     script = (
         "import sys\nfrom tl_neuron_attr.cli import main\n"

@@ -68,7 +68,8 @@ def test_type_checkers_see_the_same_public_names():
     (block,) = [node for node in body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     seen = {alias.name: node.module for node in imports for alias in node.names}
-    assert seen == {name: f"tl_neuron_attr.{home}" for name, home in na._HOME.items()}
+    named = {name: f"tl_neuron_attr.{home}" for name, home in na._HOME.items()}
+    assert seen == {**named, **dict.fromkeys(na._SUBMODULES, "tl_neuron_attr")}
 
 
 def test_trace_is_the_function_in_every_order_of_imports():

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from tl_neuron_attr import plots as plots
     from tl_neuron_attr.ablation import ablating as ablating
     from tl_neuron_attr.ablation import ablation_hooks as ablation_hooks
     from tl_neuron_attr.ablation_table import AblationTable as AblationTable
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
     from tl_neuron_attr.batching import trace_batch as trace_batch
     from tl_neuron_attr.causal import Causal as Causal
     from tl_neuron_attr.compare import compare as compare
+    from tl_neuron_attr.comparison import MethodComparison as MethodComparison
     from tl_neuron_attr.curves import AblationCurve as AblationCurve
     from tl_neuron_attr.curves import ablation_curve as ablation_curve
     from tl_neuron_attr.effects import AblationEffect as AblationEffect
     from tl_neuron_attr.effects import ablation_effect as ablation_effect
     from tl_neuron_attr.errors import UnsupportedModelError as UnsupportedModelError
+    from tl_neuron_attr.evaluation import compare_methods as compare_methods
     from tl_neuron_attr.gradients import AttributionPatching as AttributionPatching
     from tl_neuron_attr.gradients import GradientTimesActivation as GradientTimesActivation
     from tl_neuron_attr.integrated import IntegratedGradients as IntegratedGradients
@@ -144,6 +147,7 @@ _HOME = {
     "METHODS": "methods",
     "MLPNeuron": "neurons",
     "MeanActivations": "modes",
+    "MethodComparison": "comparison",
     "NeuronScores": "results",
     "RankedNeurons": "results",
     "ResampledActivations": "modes",
@@ -166,6 +170,7 @@ _HOME = {
     "answerable": "answers",
     "check_answers": "answers",
     "compare": "compare",
+    "compare_methods": "evaluation",
     "head_scores": "value",
     "layer_histogram": "analysis",
     "layer_means": "analysis",
@@ -195,10 +200,15 @@ _HOME = {
     "value_scores": "value",
 }
 
+# Submodules that are used by their own name, `na.plots.methods(...)`, without an import of their own.
+_SUBMODULES = ("plots",)
+
 __all__ = ["__version__", *_HOME]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
@@ -207,7 +217,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_SUBMODULES})
 
 
 class _Package(ModuleType):

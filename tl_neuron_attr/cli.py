@@ -11,14 +11,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, cast
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
 
 from tl_neuron_attr import __version__
+from tl_neuron_attr.cli_evaluate import EXAMPLE as EVALUATE_EXAMPLE
+from tl_neuron_attr.cli_evaluate import evaluate
+from tl_neuron_attr.cli_support import PROGRAM, Backend, as_text, check_writable, fail, load
 
-PROGRAM = "tl-neuron-attr"
 EXAMPLE = f'{PROGRAM} explain "The capital of France is" --target " Paris" --k 5'
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -32,13 +34,6 @@ class Convention(str, enum.Enum):
 
     exact = "exact"
     paper = "paper"
-
-
-class Backend(str, enum.Enum):
-    """Which of TransformerLens's model classes."""
-
-    bridge = "bridge"
-    hooked = "hooked"
 
 
 def _show_version(wanted: bool) -> bool:
@@ -97,26 +92,26 @@ def explain(
     Scores are rises of the target's log-probability in nats. "up" and "down" are the tokens whose logits a
     neuron raises and lowers most on this prompt, the sign of its coefficient applied.
     """
-    prompt, target = _text("prompt", prompt), None if target is None else _text("target", target)
+    prompt, target = as_text("prompt", prompt), None if target is None else as_text("target", target)
     if not prompt:
-        _fail("the prompt is empty: give the text whose next token is to be explained")
+        fail("the prompt is empty: give the text whose next token is to be explained")
     if k < 1:
-        _fail(f"--k is {k}: ask for 1 or more")
+        fail(f"--k is {k}: ask for 1 or more")
     if json is not None and json != "-":
-        _check_writable(Path(json))
+        check_writable(Path(json))
     errors = Console(stderr=True)
     with (
         contextlib.redirect_stdout(sys.stderr),
         errors.status(f"Loading {model or 'the embedded model'} ..."),
     ):
-        loaded = _load(model, None if backend is None else backend.value)
+        loaded = load(model, None if backend is None else backend.value)
     with contextlib.redirect_stdout(sys.stderr), errors.status("Attributing ..."):
         from tl_neuron_attr.explanation import explain as run
 
         try:
             found = run(loaded, prompt, target, k=k, position=position, convention=convention.value)
         except ValueError as error:
-            _fail(str(error))
+            fail(str(error))
     if json == "-":
         typer.echo(found.to_json())
         return
@@ -127,37 +122,10 @@ def explain(
         try:
             found.to_json(json)
         except OSError as error:
-            _fail(f"cannot write {json}: {error.strerror or error}")
+            fail(f"cannot write {json}: {error.strerror or error}")
 
 
-def _load(name: str | None, backend: Literal["bridge", "hooked"] | None) -> Any:
-    """The embedded model, or a named one; every way in which loading fails is one line for the user."""
-    from tl_neuron_attr.models import load_demo_model, load_model
-
-    try:
-        return load_demo_model(backend) if name is None else load_model(name, backend)
-    except (ValueError, ImportError, OSError, RuntimeError) as error:
-        _fail(str(error))
-
-
-def _text(name: str, given: str) -> str:
-    """An argument as text, also where the locale left its bytes undecoded."""
-    try:
-        return given.encode("utf-8", "surrogateescape").decode("utf-8")
-    except UnicodeError:
-        _fail(f"the {name} {given!a} is not text in UTF-8")
-
-
-def _check_writable(path: Path) -> None:
-    if path.is_dir():
-        _fail(f"cannot write {path}: it is a folder; give a file name")
-    if not path.parent.is_dir():
-        _fail(f"cannot write {path}: there is no folder {path.parent}")
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"{PROGRAM}: error: {' '.join(message.split())}", err=True)
-    raise typer.Exit(2)
+app.command(epilog=f"Example: {EVALUATE_EXAMPLE}")(evaluate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -16,9 +16,9 @@ Against controls, an effect's change stands at ``z = (change - mean) / sd`` of t
 ``1 + #{|draw| >= |change|}`` by size; ``fraction`` is the share of draws at least as large.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -66,6 +66,14 @@ class Outcomes:
     def to_record(self) -> dict[str, object]:
         """Plain lists, for JSON."""
         return {part.name: getattr(self, part.name).tolist() for part in fields(self)}
+
+    @staticmethod
+    def from_record(record: Mapping[str, Any]) -> "Outcomes":
+        """The same from the lists of :meth:`to_record`, bit for bit."""
+        types = {"log_prob": torch.float64, "probability": torch.float64}
+        return Outcomes(
+            *(torch.tensor(record[part.name], dtype=types.get(part.name, torch.int64)) for part in fields(Outcomes))
+        )
 
     @staticmethod
     def of(log_probs: Float[Tensor, "variant d_vocab"], target: ResolvedTarget) -> "Outcomes":
@@ -176,12 +184,18 @@ def _summary(metric: str, before: Outcomes, after: Outcomes, controls: Outcomes,
     )
 
 
-def interval(values: Float[Tensor, " trace"], seed: int) -> tuple[float, float] | tuple[None, None]:
-    """Percentile bootstrap interval (95 per cent) of the mean over prompts; nothing for a single prompt."""
+def interval(
+    values: Float[Tensor, " trace"], seed: int, n_boot: int = _RESAMPLES
+) -> tuple[float, float] | tuple[None, None]:
+    """Percentile bootstrap interval (95 per cent) of the mean over prompts; nothing for a single prompt.
+
+    One seed and number of prompts give the same resamples, so intervals of several values of the same prompts, and
+    of their differences, are paired.
+    """
     if len(values) < 2:
         return None, None
     generator = torch.Generator().manual_seed(seed)
-    picks = torch.randint(len(values), (_RESAMPLES, len(values)), generator=generator)
+    picks = torch.randint(len(values), (n_boot, len(values)), generator=generator)
     tail = (1 - CONFIDENCE) / 2
     low, high = torch.quantile(values[picks].mean(-1), torch.tensor([tail, 1 - tail], dtype=values.dtype))
     return float(low), float(high)

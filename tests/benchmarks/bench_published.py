@@ -1,7 +1,7 @@
 """The package beside the published algorithm, in one run: the same scores, and the time of each.
 
 Where the published algorithm would take more than a minute, some layers and source positions are timed and the
-time of all of them is extrapolated (`factor` says by how much, and the table marks it). `make bench` writes the table.
+time of all is extrapolated (`factor` says by how much, and the table marks it). `make bench` writes the table.
 """
 
 import published

@@ -1,7 +1,7 @@
 """What the published notebooks compute, plainly: every neuron's vector is added to its base and read out, one layer
 and one source position after the other; scores are gathered in Python lists and sorted.
 
-Written from the definitions (Eq. 13 of Yu and Ananiadou); it shares nothing with the package but a trace's activations.
+Written from the definitions (Eq. 13 of Yu and Ananiadou); all it takes of the package is a trace's activations.
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ def mlp_scores(trace: Any, layers: range) -> list[tuple[float, int, int]]:
 def attn_scores(trace: Any, layers: range, sources: range) -> list[tuple[float, int, int, int, int]]:
     """(score, layer, head, dim, source), best first."""
     view, target, dest = readout_of(trace), trace.target.positive[0], trace.position
-    n_heads, d_head, group = trace.view.n_heads, trace.view.d_head, trace.view.n_heads // trace.view.n_kv_heads
+    _n_heads, d_head, group = trace.view.n_heads, trace.view.d_head, trace.view.n_heads // trace.view.n_kv_heads
     scores: list[tuple[float, int, int, int, int]] = []
     for layer in layers:
         base = trace.resid_pre[layer][dest]

@@ -1,0 +1,53 @@
+"""What the commands share: refusing bad input in one line, loading a model, checking files before any work."""
+
+import enum
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import typer
+
+PROGRAM = "tl-neuron-attr"
+
+
+class Backend(str, enum.Enum):
+    """Which of TransformerLens's model classes."""
+
+    bridge = "bridge"
+    hooked = "hooked"
+
+
+def load(name: str | None, backend: Literal["bridge", "hooked"] | None) -> Any:
+    """The embedded model, or a named one; every way in which loading fails is one line for the user."""
+    from tl_neuron_attr.models import load_demo_model, load_model
+
+    try:
+        return load_demo_model(backend) if name is None else load_model(name, backend)
+    except (ValueError, ImportError, OSError, RuntimeError) as error:
+        fail(str(error))
+
+
+def as_text(name: str, given: str) -> str:
+    """An argument as text, also where the locale left its bytes undecoded."""
+    try:
+        return given.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        fail(f"the {name} {given!a} is not text in UTF-8")
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a folder, or a file in a folder that is not there, before any work is done for it."""
+    if path.is_dir():
+        fail(f"cannot write {path}: it is a folder; give a file name")
+    if not path.parent.is_dir():
+        fail(f"cannot write {path}: there is no folder {path.parent}")
+
+
+def warn(message: str) -> None:
+    """One line on standard error; the work goes on."""
+    typer.echo(f"{PROGRAM}: {' '.join(message.split())}", err=True)
+
+
+def fail(message: str) -> NoReturn:
+    """One line on standard error and exit code 2."""
+    warn(f"error: {message}")
+    raise typer.Exit(2)

@@ -1,0 +1,90 @@
+"""Plots of results as Plotly figures, made from results alone: no model is needed, and none is touched.
+
+A figure is returned and never shown, saved, or given a global template. Text and grid are a mid grey on a transparent
+ground, so a figure reads on light and dark pages; blue and orange are told apart with any colour vision, and no
+meaning hangs on colour alone.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from tl_neuron_attr.comparison import KINDS, RANDOM, UNTOUCHED, Measured, MethodComparison
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure  # pyright: ignore[reportMissingTypeStubs]
+
+_TEXT, _GRID = "#808080", "rgba(128, 128, 128, 0.25)"
+_BLUE, _ORANGE = "#2B88C4", "#E69F00"
+_PANELS = {"mrr": "MRR", "probability": "Probability", "log_prob": "Log-probability (nats)"}
+
+
+def methods(comparison: MethodComparison) -> "Figure":
+    """MRR, probability and log-probability of the right token after zeroing each method's neurons, with intervals.
+
+    One panel a metric, one line a row of the comparison: a dot at the mean, a bar over its 95 per cent bootstrap
+    interval. Methods are dots; the untouched model and random neurons are diamonds, and a dashed line through the
+    untouched mean shows what each method takes away (further left is a larger fall). Hover for the paired fall.
+
+    Example:
+        >>> import tl_neuron_attr as na
+        >>> model = na.load_demo_model()
+        >>> found = na.compare_methods(model, na.load_knowledge(["capital"])[:2], ["norm"], progress=False)
+        >>> figure = na.plots.methods(found)
+        >>> figure.layout.xaxis3.title.text
+        'Log-probability (nats)'
+    """
+    from plotly.subplots import make_subplots  # pyright: ignore[reportMissingTypeStubs]
+
+    rows = comparison.rows
+    figure: Any = make_subplots(rows=1, cols=len(_PANELS), shared_yaxes=True, horizontal_spacing=0.03)
+    for column, (metric, title) in enumerate(_PANELS.items(), start=1):
+        baselines = [row.name in (UNTOUCHED, RANDOM) for row in rows]
+        for chosen, colour, symbol in ((True, _ORANGE, "diamond"), (False, _BLUE, "circle")):
+            shown = [row for row, baseline in zip(rows, baselines, strict=True) if baseline is chosen]
+            found: list[Measured] = [getattr(row, metric) for row in shown]
+            figure.add_scatter(
+                x=[one.value for one in found],
+                y=[row.name for row in shown],
+                error_x={
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [0.0 if one.high is None else one.high - one.value for one in found],
+                    "arrayminus": [0.0 if one.low is None else one.value - one.low for one in found],
+                    "color": colour,
+                },
+                mode="markers",
+                marker={"color": colour, "symbol": symbol, "size": 9},
+                hovertext=[_hover(row.name, title, one) for row, one in zip(shown, found, strict=True)],
+                hoverinfo="text",
+                showlegend=False,
+                row=1,
+                col=column,
+            )
+        untouched: Measured = getattr(rows[0], metric)
+        figure.add_vline(x=untouched.value, line={"color": _ORANGE, "width": 1, "dash": "dash"}, row=1, col=column)
+        figure.update_xaxes(title_text=title, row=1, col=column)
+    figure.update_xaxes(gridcolor=_GRID, zeroline=False, linecolor=_GRID, nticks=6)
+    figure.update_yaxes(gridcolor=_GRID, categoryorder="array", categoryarray=[row.name for row in rows][::-1])
+    n, what = len(comparison.prompts), f"top {comparison.k} {KINDS[comparison.kind]} neurons of {comparison.model}"
+    figure.update_layout(
+        title={
+            "text": f"Right token after zeroing the {what}"
+            f"<br><sup>means over {n:,} prompt{'s' if n != 1 else ''}, 95 % bootstrap intervals</sup>"
+        },
+        height=160 + 28 * len(rows),
+        font={"color": _TEXT},
+        paper_bgcolor="rgba(0, 0, 0, 0)",
+        plot_bgcolor="rgba(0, 0, 0, 0)",
+        margin={"l": 10, "r": 20, "t": 80, "b": 60},
+    )
+    return figure
+
+
+def _hover(name: str, title: str, one: Measured) -> str:
+    lines = [f"<b>{name}</b>", f"{title}: {_number(one.value, one.low, one.high)}"]
+    if one.fall is not None:
+        lines.append(f"fall: {_number(one.fall, one.fall_low, one.fall_high)}")
+    return "<br>".join(lines)
+
+
+def _number(value: float, low: float | None, high: float | None) -> str:
+    return f"{value:.4g}" if low is None or high is None else f"{value:.4g} [{low:.4g}, {high:.4g}]"
