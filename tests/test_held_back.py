@@ -287,6 +287,16 @@ if zoo.HOOKED:
 
 
 @pytest.mark.parametrize("backend", zoo.BACKENDS)
+def test_weights_rounded_after_the_trace(backend: str) -> None:
+    """Old activations with rounded weights are off by a thousandth, which nobody would see."""
+    model = zoo.build(zoo.hf_model("llama"), backend)
+    trace = na.trace(model, list(zoo.TOKENS), TARGET)
+    model.to(torch.bfloat16)
+    with pytest.raises(ValueError, match="changed since the trace was made"):
+        na.layer_scores(trace)
+
+
+@pytest.mark.parametrize("backend", zoo.BACKENDS)
 def test_weights_edited_after_the_trace(backend: str) -> None:
     """Scores of old activations with new weights would describe no model at all."""
     model = zoo.build(zoo.hf_model("llama"), backend)

@@ -63,7 +63,6 @@ class ModelView:
                 f"({len(missing)} of the needed ones missing): neuron scores need the standard attention and "
                 f"MLP hooks in every attributed layer"
             )
-
         self._state = _weights_state(model)
 
     def check_unchanged(self) -> None:
@@ -224,9 +223,10 @@ class ModelView:
         return self.block(layer).W_out
 
 
-def _weights_state(model: nn.Module) -> int:
-    """A count that grows with every edit of a weight in place (a move or a change of type is none)."""
-    return sum(0 if weight.is_inference() else weight._version for weight in model.parameters())
+def _weights_state(model: nn.Module) -> tuple[int, set[torch.dtype]]:
+    """A count that grows with every edit of a weight in place (a move is none), and the weights' precisions."""
+    weights = list(model.parameters())
+    return sum(0 if w.is_inference() else w._version for w in weights), {w.dtype for w in weights}
 
 
 def _without_hooks(module: nn.Module) -> nn.Module:
