@@ -24,11 +24,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_neuron_attr.arithmetic import without_autocast
+from tl_neuron_attr.candidates import Candidates
 from tl_neuron_attr.neurons import Kind, check_kind
+from tl_neuron_attr.numbering import chosen_layers
 from tl_neuron_attr.ranking import RankedNeurons, check_count, floats
-from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
+from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
 from tl_neuron_attr.trace import Trace
-from tl_neuron_attr.value import layer_scores, value_scores
+from tl_neuron_attr.value import layer_scores, value_neurons, value_scores
 
 if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
@@ -85,15 +88,21 @@ def neuron_sums(
     kind: Kind,
     top: Sequence[int] = (100, 200),
     *,
+    tolerance: float = 0.1,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
 ) -> "pandas.DataFrame":
     """Sums of neuron scores (nats), mean over prompts: one row a type.
 
     Columns: type, n_prompts, ``all``, ``positive`` (scores above zero), then ``top_100`` and so on for each of
-    ``top``, the sum of that many highest scores (of all, where there are fewer). Every neuron is scored, attention
-    neurons for each source position.
+    ``top``, the sum of that many highest scores (of all, where there are fewer), which is exact. An attention neuron
+    counts for each source position.
 
-    Raises :class:`ValueError` as :func:`layer_means`, for an unknown kind and an entry of ``top`` below 1.
+    ``all`` and ``positive`` are true to within ``tolerance`` (nats, for every prompt): upper and lower bounds of each
+    score stand for it, except where they leave most open, and those neurons are scored. ``tolerance=0.0`` scores
+    every neuron, which takes several times as long.
+
+    Raises :class:`ValueError` as :func:`layer_means`, for an unknown kind, an entry of ``top`` below 1 and a negative
+    ``tolerance``; :class:`UnsupportedModelError` for a model with layers without MLP neurons.
 
     Example:
         >>> import tl_neuron_attr as na
@@ -106,12 +115,14 @@ def neuron_sums(
 
     check_kind(kind)
     counts = [check_count("top", n) for n in top]
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance={tolerance}: give how far off a sum may be in nats, 0 or more")
     sums: dict[str, list[Tensor]] = {}
     for type_, trace in typed(traces):
-        scores = value_scores(trace, kind, memory_budget=memory_budget).scores.double().flatten()
-        best = scores.topk(min(max([1, *counts]), len(scores))).values
-        parts = [scores.sum(), scores.clamp(min=0).sum(), *(best[:n].sum() for n in counts)]
-        sums.setdefault(type_, []).append(torch.stack(parts))
+        lower, upper = _bounds(trace, kind, tolerance, memory_budget)
+        best = value_neurons(trace, kind, max([1, *counts]), memory_budget=memory_budget).scores.double()
+        parts = [(lower + upper).sum() / 2, (lower.clamp(min=0) + upper.clamp(min=0)).sum() / 2]
+        sums.setdefault(type_, []).append(torch.stack([*parts, *(best[:n].sum() for n in counts)]))
     names = ["all", "positive", *(f"top_{n}" for n in counts)]
     rows: list[dict[str, object]] = []
     for type_, found in sums.items():
@@ -182,6 +193,31 @@ def typed(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         yield type_, found
     if first is None:
         raise ValueError("there is nothing to average: give at least one pair of a type and a trace or ranking")
+
+
+@without_autocast
+def _bounds(
+    trace: Trace, kind: Kind, tolerance: float, memory_budget: int
+) -> tuple[Float[Tensor, " neuron"], Float[Tensor, " neuron"]]:
+    """Lower and upper bounds of all scores whose half differences sum to at most ``tolerance``.
+
+    The neurons whose bounds are furthest apart are scored, and their bounds then are the score. A sum of the bounds'
+    means is off by at most the sum of the half differences, and so it is with negative values cut off at zero.
+    """
+    if tolerance == 0:
+        scores = value_scores(trace, kind, memory_budget=memory_budget).scores.double().flatten()
+        return scores, scores
+    layers = chosen_layers(trace, kind, None)
+    readout = Readout.of(trace, memory_budget=memory_budget)
+    pool = Candidates(trace, readout, kind, layers)
+    lower = torch.cat([pool.lower(index) for index in range(len(layers))]).double()
+    upper = torch.cat([pool.upper(index) for index in range(len(layers))]).double()
+    apart, order = ((upper - lower) / 2).sort(descending=True)
+    left = apart.flip(0).cumsum(0).flip(0)
+    scored = order[: int((left > tolerance).sum())].sort().values
+    for part in scored.split(readout.directions_at_once()):
+        lower[part] = upper[part] = pool.score(part).double()
+    return lower, upper
 
 
 def _mean_layers(traces: TypedTraces, memory_budget: int) -> dict[str, tuple[int, Float[Tensor, "layer kind"]]]:

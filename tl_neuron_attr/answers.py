@@ -199,7 +199,7 @@ def _run(
 ) -> Iterable[tuple[Sequence[Request], Float[Tensor, "row d_vocab"]]]:
     """Log-probabilities at the last position, for batches of prompts of one length; checked against rows alone.
 
-    The first batch of each length is confirmed on its last row, in the manner of :mod:`tl_neuron_attr.batching`.
+    The first batch of each length is confirmed on its first and last row, as :mod:`tl_neuron_attr.batching` does.
     """
     of_length: dict[int, list[Request]] = {}
     for request in wanted:
@@ -211,8 +211,8 @@ def _run(
             rows = same[start : start + batch_size]
             log_probs = _log_probs(view, rows)
             if len(rows) > 1 and not confirmed:
-                alone = _log_probs(view, rows[-1:])[0]
-                gap = float((log_probs[-1] - alone).abs().max())
+                alone = torch.cat([_log_probs(view, [row]) for row in (rows[0], rows[-1])])
+                gap = float((log_probs[[0, -1]] - alone).abs().max())
                 confirmed = gap <= TOLERANCE[view.dtype] * float(alone.abs().max())
                 if not confirmed:
                     warnings.warn(

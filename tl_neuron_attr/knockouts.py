@@ -12,8 +12,8 @@ Neurons are zeroed at every position, as if their parameters were; controls are 
 layers (:mod:`tl_neuron_attr.controls`). Traces are read once and one at a time; all sets of a prompt share a batch.
 """
 
-from collections.abc import Callable, Mapping, Sized
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Mapping, Sequence, Sized
+from typing import TypeAlias
 
 import torch
 from tqdm import tqdm
@@ -34,15 +34,12 @@ from tl_neuron_attr.trace import Trace
 from tl_neuron_attr.value import value_neurons
 from tl_neuron_attr.variants import run_variants
 
-if TYPE_CHECKING:
-    pass  # pyright: ignore[reportMissingTypeStubs]
-
 Choose: TypeAlias = Callable[[Trace], Mapping[str, Neurons]]
 
 
 def ablate_type_heads(
     traces: TypedTraces,
-    heads: Mapping[str, tuple[Head, ...]],
+    heads: Mapping[str, Sequence[Head]],
     *,
     controls: int = 0,
     mode: str | Mode = "zero",
