@@ -4,8 +4,8 @@ Static methods are written from their formulas over `reference_loop`. Gradients,
 on the Hugging Face model itself, in float64, by hooks on the inputs of its output modules.
 
 Weight processing changes some neurons, not the function: rows that write to a LayerNorm model are centred, the
-unembedding is centred over the vocabulary, and what is constant in the values moves to the output bias, so an entry of
-`hook_z` that is zero stands for one that holds its constant. `processed` tells the loop.
+unembedding is centred over the vocabulary, and what is constant in the values moves to the output bias, so an entry
+of `hook_z` that is zero stands for one that holds its constant. `processed` tells the loop.
 """
 
 import copy
@@ -41,10 +41,7 @@ class MethodLoop(Loop):
     def row(self, i: tuple[int, ...]) -> Array:
         """What a coefficient of one adds."""
         record = self.recording.layers[i[0]]
-        if len(i) == 2:
-            v = record.mlp_rows(self.position)[i[1]]
-        else:
-            v = record.attn_rows(self.position)[i[1], i[2]]
+        v = record.mlp_rows(self.position)[i[1]] if len(i) == 2 else record.attn_rows(self.position)[i[1], i[2]]
         return v - v.mean() if self.processed and self.recording.norm.centred else v
 
     def coefficient(self, i: tuple[int, ...]) -> float:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_neuron_attr.arithmetic import without_autocast
@@ -249,7 +249,5 @@ def _ranks(view: ModelView, v: Float[Tensor, "row d_model"], tokens: tuple[int, 
     ).amax(0)
     rank = torch.ones(len(v), dtype=torch.int32, device=v.device)
     for block in blocks:
-        above: Bool[Tensor, "row token"] = product(v, W_U[:, block]) > best[:, None]
-        above[:, [token - block.start for token in tokens if block.start <= token < block.stop]] = False
-        rank += above.sum(-1, dtype=torch.int32)
+        rank += (product(v, W_U[:, block]) > best[:, None]).sum(-1, dtype=torch.int32)
     return rank.cpu()
