@@ -35,7 +35,10 @@ lint: $(VENV)/.installed
 
 # Plain functions: the shape checks of the tests take time themselves.
 bench: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest tests/benchmarks -o addopts= -o "python_files=bench_*.py" $(ARGS)
+	mkdir -p .benchmarks
+	$(VENV)/bin/python -m pytest tests/benchmarks -o addopts= -o "python_files=bench_*.py" \
+		--benchmark-json=.benchmarks/run.json $(ARGS)
+	$(VENV)/bin/python tests/benchmarks/table.py .benchmarks/run.json .benchmarks
 
 clean:
 	rm -rf .venv .venv-* .pytest_cache .ruff_cache .hypothesis .benchmarks

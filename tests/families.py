@@ -61,6 +61,7 @@ def errors(
         best = np.sort(dense[label].ravel())[::-1][:40].copy()
         found[f"top {label}"] = _gap(na.value_neurons(trace, kind, k=40).scores, best)
         found |= _queries(trace, loop, kind, label, name)
+    found["moved tokens"] = _moved(trace, loop)
     if convention == "exact":
         found["intervention"] = _intervention(case, trace, loop, name)
     return found
@@ -87,7 +88,28 @@ def _queries(trace: Any, loop: QueryLoop, kind: Any, label: str, name: str) -> d
         made = torch.tensor([query.scores[rank] for rank in range(0, len(query), 7)])
         expected = np.array([one[_id(query.ids[rank])] for rank in range(0, len(query), 7)])
         found[f"query {query_label} of {label}"] = _share(made, expected)
+        found[f"links to {label}"] = max(_links(trace, met, query, one), found.get(f"links to {label}", 0.0))
     return found
+
+
+def _moved(trace: Any, loop: QueryLoop) -> float:
+    """Tokens that attention neurons of the first layer promote once a head of the last has moved them."""
+    layer, gaps = trace.view.n_layers - 1, []
+    neurons = na.value_neurons(trace, "attn", k=3, layers=[0]).ids
+    moved = na.through_head(trace, neurons, layer, 1, k=5)
+    for neuron, up, down in zip(neurons, moved.up, moved.down, strict=True):
+        expected = loop.through_head(_id(neuron), loop.position, layer, 1)
+        off = [value - expected[int(token.strip("'").lstrip("t"))] for token, value in (*up, *down)]
+        gaps.append(max(off) - min(off))  # a centred unembedding leaves the differences between tokens
+    return max(gaps)
+
+
+def _links(trace: Any, met: Any, query: Any, expected: dict[tuple[int, ...], float]) -> float:
+    """Contributions of some query neurons, summed over the value neurons."""
+    some = [query.ids[rank] for rank in (0, 1, len(query) // 2, -1)]
+    sums = na.links(trace, met, some).groupby("query")["contribution"].sum()
+    largest = max(1.0, max(abs(score) for score in expected.values()))
+    return max(abs(sums[str(n)] - expected[_id(n)]) for n in some) / largest
 
 
 def _intervention(case: zoo.ZooCase, trace: Any, loop: QueryLoop, name: str) -> float:

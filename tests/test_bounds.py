@@ -121,3 +121,38 @@ def test_growth_of_large_vectors() -> None:
             bound = log_growth(*torch.tensor([square, h], dtype=torch.float64)).item()
             assert bound >= np.logaddexp(0, exact) - 1e-9
             assert bound <= np.logaddexp(0, exact) * 1.1 + 1e-9
+
+
+def test_the_cap_and_its_curvature() -> None:
+    """Slope and change against differences; the curvature bound holds everywhere and is attained."""
+    for c in (0.5, 30.0):
+        cap, z = Cap(c), torch.linspace(-6 * c, 6 * c, 2001, dtype=torch.float64)
+        leaf = z.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(cap(leaf).sum(), leaf)
+        torch.testing.assert_close(cap.slope(z), slope, atol=1e-12, rtol=1e-12)
+        worst = 0.0
+        for d in (-5 * c, -0.3 * c, 1e-3 * c, 0.7 * c):
+            change = cap.change(z, torch.tensor(d, dtype=torch.float64))
+            torch.testing.assert_close(change, cap(z + d) - cap(z), atol=1e-12 * c, rtol=1e-12)
+            off = (change - slope * d).abs().max().item() / (cap.curvature / 2 * d * d)
+            assert off <= 1 + 1e-6
+            worst = max(worst, off)
+        assert worst > 0.99
+
+
+def test_lower_bound_where_every_logit_bends_up() -> None:
+    """All tokens but the target at the cap's largest curvature: an expectation without it would be too small."""
+    found = readout(42, 0.5)
+    width = found.W_U.shape[0]
+    unit = torch.zeros(width, dtype=torch.float64)
+    unit[0], unit[1] = 1.0, -1.0
+    columns = torch.stack([unit * 0.0 if token == 42 else unit for token in range(96)], -1)
+    plain = dataclasses.replace(found.norm, gain=None, bias=None)
+    found = dataclasses.replace(found, W_U=columns, constant=None, norm=plain, scale=torch.ones_like(found.scale))
+    x = unit[None] * (-0.5 * np.arctanh(3**-0.5) / 2)  # tanh(z / c)^2 = 1 / 3
+    bases = Bases.of(found, x)
+    coefficient = torch.tensor([[0.05, 0.1]], dtype=torch.float64)
+    bounds = CappedBounds(bases, Spread(bases), Cap(0.5), 0, found.direction(unit[None]), coefficient)
+    expected = truth(found, x[0], unit[None], coefficient)
+    assert (bounds.lower().numpy() <= expected).all()
+    assert (bounds.upper().numpy() >= expected).all()

@@ -12,6 +12,9 @@ import transformers
 import zoo
 
 import tl_neuron_attr as na
+from tl_neuron_attr.logits import LogitMap
+from tl_neuron_attr.model_view import ModelView
+from tl_neuron_attr.readout import Readout
 
 PROMPT = list(zoo.TOKENS)
 
@@ -230,3 +233,17 @@ def test_hooks_on_the_final_norm(some: zoo.ZooCase) -> None:
     assert names
     with some.model.hooks(fwd_hooks=[(name, WithALock()) for name in names]):
         same_scores(na.trace(some.model, PROMPT, 11, cache=cache), expected)
+
+
+def test_a_multiplier_multiplies_the_constant_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No architecture has both a logit multiplier and a bias of the readout; the map is right for one that would."""
+    case = zoo.case("gpt2", zoo.BACKENDS[0])
+    tokens = torch.tensor([case.tokens])
+    _, cache = case.model.run_with_cache(tokens)
+    plain = na.trace(case.model, tokens, 42, cache=cache)
+    monkeypatch.setattr(ModelView, "logit_map", LogitMap(0.5))
+    halved = na.trace(case.model, tokens, 42, cache=cache)
+    assert not torch.allclose(halved.log_probs, plain.log_probs)
+    total = na.layer_scores(halved).attn.sum() + na.layer_scores(halved).mlp.sum()
+    start = Readout.of(halved).logits(halved.resid_pre[0][-1:]).log_softmax(-1)[0, 42]
+    assert total.item() == pytest.approx(halved.target_log_prob - start.item(), abs=1e-5)

@@ -90,14 +90,6 @@ class Bases:
         z = _z(self.readout, self.inputs[index], None, block) + moved
         return self.readout.capped(z) - self.log_z[index, None]
 
-    def reach(self, index: int, center: Float[Tensor, " d_model"]) -> Float[Tensor, ""]:
-        """``R = max_j |W_U[:, j] - center|``: how far any token's unembedding is from a center."""
-        furthest = self.inputs.new_zeros(())
-        for block in self.readout.blocks(self.readout.W_U.shape[0]):
-            away = self.readout.W_U[:, block].to(self.readout.dtype) - center[:, None]
-            furthest = torch.maximum(furthest, away.square().sum(0).amax())
-        return furthest.sqrt()
-
 
 def _distinct(index: Int[Tensor, " row"]) -> tuple[Int[Tensor, " distinct"], Int[Tensor, " place"]]:
     """Distinct bases and where each row's stands among them; a single place where all are the same."""

@@ -37,10 +37,10 @@ class MLPInputs:
 class BlockView:
     """One block of a model; tensors are the model's own."""
 
-    def __init__(self, block: Any, cfg: Any, where: str) -> None:
+    def __init__(self, block: Any, cfg: Any, where: str, n_kv_heads: int) -> None:
         self.block, self.cfg, self.where = block, cfg, where
         self.n_heads: int = cfg.n_heads
-        self.n_kv_heads: int = cfg.n_key_value_heads or cfg.n_heads
+        self.n_kv_heads = n_kv_heads
 
     # ---- attention ------------------------------------------------------------------------------------
 
@@ -124,9 +124,21 @@ class BlockView:
         return MLPInputs(W_gate, b_gate, W_in, None, b_in, acts)
 
 
+def value_heads(model: Any, cfg: Any) -> int:
+    """How many heads ``hook_v`` holds: a HookedTransformer may repeat those of grouped attention before it."""
+    ungrouped = getattr(cfg, "ungroup_grouped_query_attention", False) and not hasattr(model, "original_model")
+    return int(cfg.n_heads if ungrouped else cfg.n_key_value_heads or cfg.n_heads)
+
+
 def weight(owner: Any, name: str, where: str) -> Tensor:
     """A weight matrix, or :class:`UnsupportedModelError` where it is missing or packed."""
-    tensor = getattr(owner, name, None)
+    try:
+        tensor = getattr(owner, name, None)
+    except (ValueError, RuntimeError) as error:  # heads of another width in this layer, say
+        raise UnsupportedModelError(
+            f"{where}.{name} of this model cannot be read ({error}), so neuron vectors are not known; use a model "
+            f"whose layers are alike"
+        ) from error
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         kind = str(tensor.dtype) if isinstance(tensor, Tensor) else type(tensor).__name__
         raise UnsupportedModelError(
@@ -150,7 +162,8 @@ def read_norm(module: Any, cfg: Any) -> Norm:
         return Norm(None, None, centred=False, eps=0.0, identity=True)
     owner = module if inner is None else inner
     gain = bias(owner, "w") if bias(owner, "w") is not None else bias(owner, "weight")
-    if gain is not None and getattr(cfg, "rmsnorm_uses_offset", False) and inner is not None:
+    offset = getattr(cfg, "rmsnorm_uses_offset", False) or type(inner).__name__.endswith("LayerNorm1P")  # Nemotron
+    if gain is not None and offset and inner is not None:
         gain = 1 + gain
     return Norm(
         gain=gain,

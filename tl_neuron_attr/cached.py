@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -67,6 +68,7 @@ def read_cache(view: ModelView, cache: Any, tokens: Int[Tensor, " pos"], dests: 
             f"model with names_filter=required_hooks(model), or without a filter"
         )
     activations = {name: _single(name, cache[name], len(tokens)) for name in view.hook_names()}
+    _check_precision(view, activations)
     _check_tokens(view, activations["hook_embed"], tokens)
     final = activations[f"blocks.{view.n_layers - 1}.hook_resid_post"]
     return _collect(view, activations, {dest: view.own_logits(final[dest]) for dest in dests})
@@ -116,6 +118,16 @@ def _single(name: str, tensor: Tensor, length: int) -> Tensor:
             f"given: pass the tokens that the cache was made with (mind the BOS token), and no pos_slice"
         )
     return tensor.detach()
+
+
+def _check_precision(view: ModelView, activations: Mapping[str, Tensor]) -> None:
+    """A cache narrowed after the run has lost the digits that its model's numbers are checked to."""
+    for name, tensor in activations.items():
+        if torch.finfo(tensor.dtype).eps > torch.finfo(view.dtype).eps:
+            raise ValueError(
+                f"the cache is of {tensor.dtype} ({name}) and the model of {view.dtype}: give the activations as "
+                f"run_with_cache returned them, not converted"
+            )
 
 
 def _check_tokens(view: ModelView, embedded: Tensor, tokens: Tensor) -> None:

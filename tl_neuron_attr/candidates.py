@@ -5,7 +5,8 @@ is added, :mod:`tl_neuron_attr.post`), a neuron with output row ``w`` and coeffi
 ``a <q, w>`` (:mod:`tl_neuron_attr.scoring`), so the bounds of a layer are one matrix-vector product, and all source
 positions of an attention neuron share it. Behind a soft cap the bounds are those of :mod:`tl_neuron_attr.capped`.
 
-A lower bound is the upper one less what the vector's spread over the vocabulary can cost
+For a set of tokens the bound is ``log sum_b p(b | B) exp(a <q_b, w>)``, the score's first term itself. A lower bound
+is the upper one less what the vector's spread over the vocabulary can cost
 (:mod:`tl_neuron_attr.spread`). Both are widened by a slack for their own rounding and that of the scores.
 """
 
@@ -70,24 +71,36 @@ class Candidates:
         """Upper bounds of the scores of layer ``layers[index]``, on the CPU."""
         if self.readout.cap is not None:
             return self._capped(index, self.readout.cap).upper().flatten().cpu()
-        coefficient, along, slack = self._bound_parts(index)
-        bound = coefficient * along[:, :1]
-        for option in range(1, along.shape[1]):
-            bound = torch.maximum(bound, coefficient * along[:, option, None])
-        return bound.add_(slack).flatten().cpu()
+        gained, slack, _ = self._gained(index)
+        return gained.add_(slack).flatten().cpu()
 
     def lower(self, index: int) -> Float[Tensor, " neuron"]:
         """Lower bounds of the scores of layer ``layers[index]``, on the CPU."""
+        return self.interval(index)[0]
+
+    def interval(self, index: int) -> tuple[Float[Tensor, " neuron"], Float[Tensor, " neuron"]]:
+        """Lower and upper bounds of the scores of layer ``layers[index]``, on the CPU."""
         if self.readout.cap is not None:
-            return self._capped(index, self.readout.cap).lower().flatten().cpu()
-        coefficient, along, slack = self._bound_parts(index)
-        bound = coefficient * along[:, :1]
-        for option in range(1, along.shape[1]):
-            bound = torch.minimum(bound, coefficient * along[:, option, None])
+            bounds = self._capped(index, self.readout.cap)
+            return bounds.lower().flatten().cpu(), bounds.upper().flatten().cpu()
+        gained, slack, coefficient = self._gained(index)
+        lower = gained - slack
         if not self.readout.target.is_linear:
             w = self._direction(index, directions(self.trace, self.kind, self.layers[index]))
-            bound = bound - self._spread.loss(index, w, coefficient.to(w.device)).to(bound.device)
-        return bound.sub_(slack).flatten().cpu()
+            lower = lower.sub_(self._spread.loss(index, w, coefficient.to(w.device)).to(lower.device))
+        return lower.flatten().cpu(), gained.add_(slack).flatten().cpu()
+
+    def _gained(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What precedes the loss in a score, its slack, and coefficients: each ``[row, source]``."""
+        coefficient, along, slack = self._bound_parts(index)
+        if along.shape[1] == 1:
+            return coefficient * along, slack, coefficient
+        share = torch.log_softmax(self.bases.log_p[index], -1).to(along)
+        gained = torch.full_like(coefficient, -torch.inf)
+        for option in range(along.shape[1]):
+            gained = torch.logaddexp(gained, share[option] + coefficient * along[:, option, None])
+        # Every sum rounds once more, beside what it sums.
+        return gained, slack + along.shape[1] * torch.finfo(gained.dtype).eps * (1 + gained.abs()), coefficient
 
     def _capped(self, index: int, cap: Cap) -> CappedBounds:
         coefficient = coefficients(self.trace, self.kind, self.layers[index])

@@ -12,7 +12,7 @@ below, since ``|D_j| <= |a u_j| <= h = |a| |N(w)| max_j |W_U[:, j]|`` and also `
 
     ``log E_p[exp(D)] <= log(1 + E_p[D] + a^2 E_p[u^2] phi(h))``,    ``phi(h) = (exp(h) - 1 - h) / h^2``.
 
-For ``AnyOf`` the first term lies between the smallest and largest ``D_b``; a contrast ``D_a - D_b`` is exact.
+For ``AnyOf`` the first term is ``log sum_b p(b | B) exp(D_b)``; a contrast ``D_a - D_b`` is exact.
 """
 
 import torch
@@ -41,40 +41,41 @@ class CappedBounds:
         self._directions, self._coefficient = directions, coefficient
         target = bases.readout.target
         self._linear = target.is_linear
-        self._highest, self._lowest = self._change(bases.positive, target.positive)
+        self._gained = self._change(bases.positive, target.positive)
         if self._linear:
-            against, _ = self._change(bases.negative, target.negative)
-            self._highest, self._lowest = self._highest - against, self._lowest - against
+            self._gained = self._gained - self._change(bases.negative, target.negative)
         # Rounding of the inner products, beside the lengths of what they are products of.
         length = directions.norm(dim=-1)
-        moment, furthest = spread.moment(index, directions, torch.zeros_like(bases.expected[index]))
+        moment, furthest = spread.moment(index, directions, centred=False)
         self._square = coefficient.square() * moment[:, None]
         self._size = coefficient.abs() * (length * furthest)[:, None]
         self._mean = coefficient * (directions * bases.expected[index]).sum(-1)[:, None]
-        self.slack = 16 * torch.finfo(bases.readout.dtype).eps * (1 + self._size)
+        n_options = 16 + len(target.positive)
+        self.slack = n_options * torch.finfo(bases.readout.dtype).eps * (1 + self._size)
 
     def upper(self) -> Float[Tensor, "row source"]:
         """Upper bounds."""
         if self._linear:
-            return self._highest + self.slack
-        return self._highest - (self._mean - self._cap.curvature / 2 * self._square) + self.slack
+            return self._gained + self.slack
+        return self._gained - (self._mean - self._cap.curvature / 2 * self._square) + self.slack
 
     def lower(self) -> Float[Tensor, "row source"]:
         """Lower bounds."""
         if self._linear:
-            return self._lowest - self.slack
+            return self._gained - self.slack
         expected = self._mean + self._cap.curvature / 2 * self._square
         h = self._size.clamp(max=2 * self._cap.c)
         lost = torch.log1p((expected + growth(self._square, h)).clamp(min=-0.999))
-        return self._lowest - torch.minimum(lost, h) - self.slack
+        return self._gained - torch.minimum(lost, h) - self.slack
 
-    def _change(
-        self, z: Float[Tensor, "base token"], tokens: tuple[int, ...]
-    ) -> tuple[Float[Tensor, "row source"], Float[Tensor, "row source"]]:
-        """The largest and the smallest ``D`` of some tokens."""
+    def _change(self, z: Float[Tensor, "base token"], tokens: tuple[int, ...]) -> Float[Tensor, "row source"]:
+        """``D`` of a token, or ``log sum_b p(b | B) exp(D_b)`` of several."""
         u = along(self._directions, self._bases.readout.unembedded(tokens))
-        highest = lowest = self._cap.change(z[self._index, 0], self._coefficient * u[:, :1])
-        for option in range(1, len(tokens)):
+        if len(tokens) == 1:
+            return self._cap.change(z[self._index, 0], self._coefficient * u)
+        share = torch.log_softmax(self._bases.log_p[self._index], -1)
+        gained = torch.full_like(self._coefficient, -torch.inf)
+        for option in range(len(tokens)):
             change = self._cap.change(z[self._index, option], self._coefficient * u[:, option, None])
-            highest, lowest = torch.maximum(highest, change), torch.minimum(lowest, change)
-        return highest, lowest
+            gained = torch.logaddexp(gained, share[option] + change)
+        return gained

@@ -68,6 +68,12 @@ def _sublayer(trace: "Trace", kind: Kind, layer: int) -> Tensor:
 
 def _check_heads(trace: "Trace", layer: int) -> None:
     z, W_O = trace.z[layer].shape[-2:], trace.view.W_O(layer).shape[:2]
+    heads = trace.value[layer].shape[-2]
+    if heads != trace.view.n_kv_heads:
+        raise UnsupportedModelError(
+            f"layer {layer} of {trace.view.name} has values (hook_v) of {heads} heads where {trace.view.n_kv_heads} "
+            f"were expected, so which value belongs to which query head is unknown; use standard grouped attention"
+        )
     if z != W_O or trace.value[layer].shape[-1] != W_O[1]:
         raise UnsupportedModelError(
             f"layer {layer} of {trace.view.name}: heads hand on vectors of shape {list(z)} and values have width "

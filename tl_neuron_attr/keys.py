@@ -63,6 +63,7 @@ def keys_of(trace: "Trace", neurons: Sequence[Neuron], key: Key = "linearised") 
     """
     if key not in get_args(Key):
         raise ValueError(f'unknown key {key!r}: choose "linearised", "gate" or "in"')
+    trace.view.check_unchanged()
     groups: dict[tuple[str, int, int], list[Neuron]] = {}
     for neuron in neurons:
         pos = neuron.source if isinstance(neuron, AttnNeuron) else trace.position

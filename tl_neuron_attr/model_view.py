@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from tl_neuron_attr.block_view import BlockView, bias, read_norm, weight
+from tl_neuron_attr.block_view import BlockView, bias, read_norm, value_heads, weight
 from tl_neuron_attr.errors import UnsupportedModelError
 from tl_neuron_attr.logits import Cap, LogitMap
 from tl_neuron_attr.norms import Norm
@@ -45,7 +45,7 @@ class ModelView:
         refuse(model, self.cfg, self.name)
         self.n_layers: int = self.cfg.n_layers
         self.n_heads: int = self.cfg.n_heads
-        self.n_kv_heads: int = self.cfg.n_key_value_heads or self.cfg.n_heads
+        self.n_kv_heads: int = value_heads(model, self.cfg)
         self.d_head: int = self.cfg.d_head
         self.d_model: int = self.cfg.d_model
         self.dtype: torch.dtype = self.W_U.dtype
@@ -62,6 +62,16 @@ class ModelView:
                 f"{self.name} ({type(model).__name__}) has no hook point {missing[0]!r} "
                 f"({len(missing)} of the needed ones missing): neuron scores need the standard attention and "
                 f"MLP hooks in every attributed layer"
+            )
+
+        self._state = _weights_state(model)
+
+    def check_unchanged(self) -> None:
+        """Raise :class:`ValueError` if the model's weights were edited since this view of it was made."""
+        if _weights_state(self.model) != self._state:
+            raise ValueError(
+                f"the weights of {self.name} changed since the trace was made, so its activations are not of this "
+                f"model: make the trace again"
             )
 
     # ---- refusals -------------------------------------------------------------------------------------
@@ -114,6 +124,14 @@ class ModelView:
             logits, cache = self.model.run_with_cache(
                 tokens.to(self.device), names_filter=self.hook_names(), return_type="logits", padding_side="right"
             )
+        held = set(cache.keys())
+        silent = [name for name in self.hook_names() if name not in held]
+        if silent:
+            raise UnsupportedModelError(
+                f"{self.name} recorded nothing at {silent[0]!r} ({len(silent)} of the needed hook points never "
+                f"fired): its blocks are not the standard ones, so neuron scores are not known to "
+                f"be right; use another model"
+            )
         return logits, {name: cache[name].detach() for name in self.hook_names()}
 
     def own_logits(self, resid: Float[Tensor, " d_model"]) -> Float[Tensor, " d_vocab"]:
@@ -121,7 +139,7 @@ class ModelView:
         norm, W_U, b_U = _without_hooks(self._ln_final), self.W_U, self.b_U
         of_norm = next(norm.parameters(), W_U)
         with torch.no_grad():
-            logits = norm(resid[None, None].to(of_norm.device))[0, 0].to(W_U.device) @ W_U
+            logits = norm(resid[None, None].to(of_norm.device, self.dtype))[0, 0].to(W_U.device) @ W_U
             logits = logits if b_U is None else logits + b_U.to(W_U.device)
         return self.logit_map(logits)
 
@@ -192,7 +210,7 @@ class ModelView:
 
     def block(self, layer: int) -> BlockView:
         """Weights and norms of one block."""
-        return BlockView(self.model.blocks[layer], self.cfg, f"blocks.{layer}")
+        return BlockView(self.model.blocks[layer], self.cfg, f"blocks.{layer}", self.n_kv_heads)
 
     def W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
         """Output matrices of the query heads."""
@@ -204,6 +222,11 @@ class ModelView:
         if refusal is not None:
             raise UnsupportedModelError(refusal)
         return self.block(layer).W_out
+
+
+def _weights_state(model: nn.Module) -> int:
+    """A count that grows with every edit of a weight in place (a move or a change of type is none)."""
+    return sum(0 if weight.is_inference() else weight._version for weight in model.parameters())
 
 
 def _without_hooks(module: nn.Module) -> nn.Module:

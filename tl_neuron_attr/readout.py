@@ -50,6 +50,7 @@ class Readout:
         if memory_budget < 2**20:
             raise ValueError(f"memory_budget={memory_budget} bytes: give at least one MiB (2**20)")
         view = trace.view
+        view.check_unchanged()
         norm, W_U, dtype, logits = view.final_norm, view.W_U, view.compute_dtype, view.logit_map
         final = trace.resid_final.to(W_U.device, dtype)
         constant: Tensor | None = None

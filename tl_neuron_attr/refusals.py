@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tl_neuron_attr.errors import UnsupportedModelError
+from tl_neuron_attr.upstream import upstream_fault
 
 _STATE_SPACE = re.compile(
     r"(?i:mamba|rwkv|retention|recurrent|rglru|delta_?net|linear_?attn|linear_?attention|hyena|short_?conv|mixer)"
@@ -29,6 +30,11 @@ def refuse(model: Any, cfg: Any, name: str) -> None:
         raise UnsupportedModelError(
             f"{name} attends in both directions: an encoder predicts no next token; use a causal model"
         )
+    if hasattr(model, "ln_final") and getattr(model.ln_final, "original_component", model) is None:
+        raise UnsupportedModelError(
+            f"{name} has no final norm, and this release of TransformerLens expects one (its own forward pass "
+            f"fails): use a model that norms its last residual stream"
+        )
     for layer, block in enumerate(model.blocks):
         found = _state_space(block)
         if found is not None:
@@ -36,18 +42,9 @@ def refuse(model: Any, cfg: Any, name: str) -> None:
                 f"layer {layer} of {name} is not attention alone (it holds {found}): state-space, recurrent and "
                 f"hybrid layers have no attention neurons, so their scores are not defined; use a transformer"
             )
-    if wrapped.startswith("Cohere") and not getattr(cfg, "rotary_interleaved_cos_sin", False):
-        raise UnsupportedModelError(
-            f"{name} is a {wrapped}, whose queries and keys this release of TransformerLens rotates in another "
-            f"layout than the model does, so its predictions are not the model's; TransformerLens 4.3 is right"
-        )
-    config = getattr(getattr(model, "original_model", None), "config", None)
-    if getattr(config, "new_decoder_architecture", False):
-        raise UnsupportedModelError(
-            f"{name} is a {wrapped} with new_decoder_architecture=True, whose queries, keys and values every release "
-            f"of TransformerLens up to 4.3 splits in another order than the model, so its predictions are not the "
-            f"model's; Falcon models without it are right"
-        )
+    fault = upstream_fault(model, cfg, name)
+    if fault is not None:
+        raise UnsupportedModelError(fault)
     if not cfg.attn_only and all(mlp_refusal(model, cfg, name, layer) for layer in range(cfg.n_layers)):
         raise UnsupportedModelError(
             f"every MLP of {name} is a mixture of experts, whose hook_post is not one set of MLP neurons, so their "

@@ -7,13 +7,11 @@ With ``p = softmax(z(base))``, ``u = W_U' N(w)`` and ``m = E_p[u]``, the score o
     ``S = log sum_B p(b | B) exp(a (u_b - m)) - log E_p[exp(a (u - m))]``   ``AnyOf(B)``
 
 The last term is computed as ``log1p(E_p[expm1(a (u - m))])``, which keeps the full precision of small scores.
-It is never negative (Jensen), so what precedes it bounds the score from one vector per base and option:
-
-    ``S <= max_b a <g_b, N(w)>``,    ``g_b = W_U[:, b] - W_U p``,
-
-which is attained by a contrast (``g = W_U[:, a] - W_U[:, b]``). Behind a soft cap the change ``D`` of the capped
-logits takes the place of ``a u``, and ``m = E_p[slope u]`` only shifts both terms (:mod:`tl_neuron_attr.capped`).
-The vocabulary is passed in blocks so that a memory budget holds whatever its width.
+It is never negative (Jensen), so what precedes it bounds the score from one vector per base and option,
+``a (u_b - m) = a <g_b, N(w)>`` with ``g_b = W_U[:, b] - W_U p``. A contrast attains it
+(``g = W_U[:, a] - W_U[:, b]``). Behind a soft cap the change ``D`` of the capped logits takes the place of ``a u``,
+and ``m = E_p[slope u]`` only shifts both terms (:mod:`tl_neuron_attr.capped`). The vocabulary is passed in blocks so
+that a memory budget holds whatever its width.
 """
 
 from collections.abc import Iterator

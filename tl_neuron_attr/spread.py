@@ -34,29 +34,39 @@ class Spread:
         d_model = readout.W_U.shape[0]
         gram = torch.zeros(d_model, d_model, dtype=readout.dtype, device=readout.W_U.device)
         total = torch.zeros(d_model, dtype=readout.dtype, device=readout.W_U.device)
+        furthest = torch.zeros(len(bases.expected) + 1, dtype=readout.dtype, device=readout.W_U.device)
         for block in readout.blocks(d_model):
             columns = readout.W_U[:, block].to(readout.dtype)
             gram += columns @ columns.T
             total += columns.sum(1)
-        self._gram, self._total = gram, total
+            square = columns.square().sum(0)
+            away = square - 2 * (bases.expected @ columns) + bases.expected.square().sum(-1, keepdim=True)
+            furthest = torch.maximum(furthest, torch.cat([away.amax(-1), square.amax()[None]]))
+        # The square of a distance by its parts rounds beside the largest of them.
+        rounding = 64 * torch.finfo(readout.dtype).eps * (furthest[-1] + bases.expected.square().sum(-1).amax())
+        self._gram, self._total, self._reach = gram, total, (furthest + rounding).sqrt()
 
     def loss(
         self, index: int, directions: Float[Tensor, "row d_model"], coefficient: Float[Tensor, "row source"]
     ) -> Float[Tensor, "row source"]:
         """Upper bound of the loss (nats) of ``coefficient[row, source] * directions[row]`` at base ``index``."""
-        variance, reach = self.moment(index, directions, self._bases.expected[index])
+        variance, reach = self.moment(index, directions)
         length = directions.square().sum(-1)
         h = coefficient.abs() * (length.sqrt() * reach)[:, None]
         return torch.minimum(h, log_growth(coefficient.square() * variance[:, None], h))
 
     def moment(
-        self, index: int, directions: Float[Tensor, "row d_model"], center: Float[Tensor, " d_model"]
+        self, index: int, directions: Float[Tensor, "row d_model"], *, centred: bool = True
     ) -> tuple[Float[Tensor, " row"], Float[Tensor, ""]]:
-        """Upper bounds of ``E_p[<W_U[:, j] - center, w>^2]`` at a base, and ``max_j |W_U[:, j] - center|``."""
-        matrix = self._moment(index, center)
+        """Upper bounds of ``E_p[<W_U[:, j] - c, w>^2]`` at a base, and of ``max_j |W_U[:, j] - c|``.
+
+        ``c`` is ``W_U p`` (times the cap's slope), or zero where not ``centred``.
+        """
+        expected = self._bases.expected[index]
+        matrix = self._moment(index, expected if centred else torch.zeros_like(expected))
         rounding = 64 * torch.finfo(self._readout.dtype).eps * matrix.trace()
         moment = (directions @ matrix * directions).sum(-1).clamp(min=0)
-        return moment + rounding * directions.square().sum(-1), self._bases.reach(index, center)
+        return moment + rounding * directions.square().sum(-1), self._reach[index if centred else -1]
 
     def _moment(self, index: int, center: Float[Tensor, " d_model"]) -> Float[Tensor, "d_model d_model"]:
         """A matrix that bounds ``E_p[d_j d_j']`` from above, ``d_j = W_U[:, j] - center``."""

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.bases import Bases
-from tl_neuron_attr.candidates import coefficients_of
+from tl_neuron_attr.candidates import Candidates, coefficients_of
+from tl_neuron_attr.certified import scores_within
 from tl_neuron_attr.methods import VALUE_METHOD, AnyMethod, resolve_method
 from tl_neuron_attr.neurons import Kind, check_kind
 from tl_neuron_attr.numbering import chosen_layers
@@ -111,15 +112,18 @@ def value_scores(
     kind: Kind,
     layers: Sequence[int] | None = None,
     *,
+    tolerance: float = 0.0,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
 ) -> NeuronScores:
-    """Exact scores of every neuron (nats): ``[layer, neuron]`` or ``[layer, source, head, dim]``.
+    """Scores of every neuron (nats): ``[layer, neuron]`` or ``[layer, source, head, dim]``.
 
-    Every direction is multiplied with the vocabulary once; attention neurons that differ in their source
-    position only share that product.
+    Without a tolerance every score is exact: each direction is multiplied with the vocabulary once, and attention
+    neurons that differ in their source position only share that product. With ``tolerance=1e-3`` every score is
+    within 1e-3 nats, and only neurons whose bounds are further apart are scored exactly (``n_evaluated`` of them;
+    :mod:`tl_neuron_attr.certified`), which is many times faster; the result's ``method`` says so.
 
-    Raises :class:`ValueError` for an unknown kind or layer, :class:`UnsupportedModelError` for layers without
-    MLP neurons.
+    Raises :class:`ValueError` for an unknown kind or layer, layers of different width or a negative tolerance,
+    :class:`UnsupportedModelError` for layers without MLP neurons.
 
     Example:
         >>> import tl_neuron_attr as na
@@ -129,19 +133,27 @@ def value_scores(
     """
     chosen = chosen_layers(trace, check_kind(kind), layers)
     readout = Readout.of(trace, memory_budget=memory_budget)
-    scores: list[Tensor] = []
-    weights: list[Tensor] = []
-    for layer in chosen:
-        coefficient = coefficients(trace, kind, layer)
-        scores.append(_score_layer(trace, readout, kind, layer, coefficient))
-        weights.append(coefficient)
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance={tolerance}: give the largest error in nats, or 0 for exact scores")
+    widths = {len(directions(trace, kind, layer)) for layer in chosen}
+    if len(widths) > 1:
+        raise ValueError(
+            f"layers {chosen} have {sorted(widths)} {kind} neurons: ask for layers of one width at a time"
+        )
+    weights = [coefficients(trace, kind, layer) for layer in chosen]
+    if tolerance > 0:
+        scores, n_evaluated = scores_within(Candidates(trace, readout, kind, chosen), tolerance)
+    else:
+        scores = [_score_layer(trace, readout, kind, *each) for each in zip(chosen, weights, strict=True)]
+        n_evaluated = sum(t.numel() for t in scores)
     return NeuronScores(
         kind=kind,
-        scores=torch.stack([_shaped(trace, kind, t) for t in scores]),
+        scores=torch.stack([_shaped(trace, kind, t.view_as(w)) for t, w in zip(scores, weights, strict=True)]),
         coefficients=torch.stack([_shaped(trace, kind, t) for t in weights]),
         layers=tuple(chosen),
-        n_evaluated=sum(t.numel() for t in scores),
+        n_evaluated=n_evaluated,
         provenance=trace.provenance,
+        method=f"{VALUE_METHOD}_within_{tolerance:g}" if tolerance > 0 else VALUE_METHOD,
     )
 
 

@@ -45,7 +45,7 @@ def test_trace(benchmark, model, length):
 @pytest.mark.parametrize("length", LENGTHS)
 def test_top_300_value_neurons(benchmark, traces, length, kind):
     ranked = benchmark.pedantic(na.value_neurons, args=(traces[length], kind, 300), rounds=5, warmup_rounds=1)
-    benchmark.extra_info.update(n_evaluated=ranked.n_evaluated, n_neurons=ranked.n_neurons)
+    benchmark.extra_info.update(job=kind, length=length, n_evaluated=ranked.n_evaluated, n_neurons=ranked.n_neurons)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
