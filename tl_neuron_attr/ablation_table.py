@@ -64,7 +64,7 @@ class AblationTable:
         """Mean change in per cent over types of prompt: their own type's set ablated, and other types' sets.
 
         The columns ``own`` and ``other``, one row a metric. For :func:`ablate_type_heads`, whose sets are named by
-        types; ``None`` where there is no such set.
+        types; ``None`` where there is no such set. Every other type counts as other, also one that shares its heads.
         """
         import pandas  # pyright: ignore[reportMissingTypeStubs]
 

@@ -107,7 +107,7 @@ def neuron_sums(
     Example:
         >>> import tl_neuron_attr as na
         >>> trace = na.trace(na.load_demo_model(), "The capital of France is", " Paris")
-        >>> frame = na.neuron_sums([("capital", trace)], "mlp", top=[100])
+        >>> frame = na.neuron_sums([("capital", trace)], "mlp", top=[100], tolerance=1.0)
         >>> bool(frame["top_100"][0] < frame["positive"][0])
         True
     """
