@@ -157,3 +157,19 @@ if zoo.BRIDGE:
             assert score == pytest.approx(after - before, abs=1e-4)
         queried = na.query_neurons(trace, na.value_neurons(trace, "attn", k=3, layers=[1, 2]), "mlp", layers=[0])
         assert {neuron.layer for neuron in queried.ids} == {0}
+
+
+@pytest.mark.parametrize("backend", zoo.BACKENDS)
+def test_packed_weights(backend: str) -> None:
+    """Integers in place of a matrix, as four-bit and eight-bit loading leaves them, or a buffer beside it."""
+    for form in ("parameter", "buffer"):
+        model = zoo.build(zoo.hf_model("llama"), backend)
+        owner = model.original_model.model.layers[1].mlp if backend.startswith("bridge") else model.blocks[1].mlp
+        if form == "buffer":
+            owner.register_buffer("qweight", torch.zeros(4, dtype=torch.int32))
+        else:
+            owner.register_parameter("packed", torch.nn.Parameter(torch.zeros(4, dtype=torch.uint8), False))
+        for entry in ("trace", "required_hooks"):
+            text = f"{name(model)} holds packed quantised weights ("
+            with guards.refused_like(model, na.UnsupportedModelError, re.escape(text)):
+                ENTRIES[entry](model)

@@ -15,6 +15,7 @@ _STATE_SPACE = re.compile(
     r"(?i:mamba|rwkv|retention|recurrent|rglru|delta_?net|linear_?attn|linear_?attention|hyena|short_?conv|mixer)"
     r"|(^|_)ssm|SSM"
 )
+_PACKED = re.compile(r"(^|\.)(qweight|qzeros|weight_packed|quant_state|SCB)(\.|$)")
 _EXPERTS = re.compile(r"expert|router|sparse_?moe", re.IGNORECASE)
 
 
@@ -34,6 +35,12 @@ def refuse(model: Any, cfg: Any, name: str) -> None:
         raise UnsupportedModelError(
             f"{name} has no final norm, and this release of TransformerLens expects one (its own forward pass "
             f"fails): use a model that norms its last residual stream"
+        )
+    packed = _packed(model)
+    if packed is not None:
+        raise UnsupportedModelError(
+            f"{name} holds packed quantised weights ({packed}): neuron vectors must be readable, so load the model "
+            f"unquantised, or dequantise it"
         )
     for layer, block in enumerate(model.blocks):
         found = _state_space(block)
@@ -68,6 +75,14 @@ def mlp_refusal(model: Any, cfg: Any, name: str, layer: int) -> str | None:
             f"neurons, so their scores are not defined; attribute attention neurons or dense layers"
         )
     return None
+
+
+def _packed(model: Any) -> str | None:
+    """The first weight that is not of floating point, or the first part of one by its usual names."""
+    for weight, parameter in model.named_parameters():
+        if not parameter.is_floating_point():
+            return f"{weight}, {parameter.dtype}"
+    return next((buffer for buffer, _ in model.named_buffers() if _PACKED.search(buffer)), None)
 
 
 def _state_space(block: Any) -> str | None:
