@@ -344,13 +344,13 @@ def training(model: Any) -> Any:
 def test_bfloat16(name: str, backend: str) -> None:
     """Ablations in a bfloat16 model stay in it: the dtype of activations, and zeroed rows bit for bit."""
     model = zoo.case(name, backend, torch.bfloat16).model
-    trace = na.trace(model, list(zoo.TOKENS), 11)
     matrix = model.blocks[0].mlp.W_out
     kept = matrix.detach().clone()
     with torch.no_grad():
         matrix[3] = 0
         edited = run(model)
         matrix.copy_(kept)
+    trace = na.trace(model, list(zoo.TOKENS), 11)
     with na.ablating(model, na.MLPNeuron(0, 3)) as [hook]:
         out = run(model)
         assert hook(torch.ones(1, 7, kept.shape[0], dtype=torch.bfloat16), hook=None).dtype is torch.bfloat16

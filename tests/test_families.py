@@ -14,14 +14,14 @@ def test_float32(name: str, backend: str) -> None:
     assert max(found.values()) < 1e-4, found
 
 
-@pytest.mark.parametrize(("name", "backend"), zoo.FAMILY_CASES)
+@pytest.mark.parametrize(("name", "backend"), zoo.thinned(zoo.FAMILY_CASES))
 def test_float64(name: str, backend: str) -> None:
     found = families.errors(name, backend, "paper", torch.float64)
     # TransformerLens's gelu_fast and Bloom's own have sqrt(2 / pi) to ten and to eight digits.
     assert max(found.values()) < (1e-6 if name == "bloom" else 1e-8), found
 
 
-@pytest.mark.parametrize(("name", "backend"), zoo.FAMILY_CASES)
+@pytest.mark.parametrize(("name", "backend"), zoo.thinned(zoo.FAMILY_CASES))
 def test_from_a_cache(name: str, backend: str) -> None:
     """The user's own run: the readout is then rebuilt from the weights, multipliers and caps included."""
     case = zoo.case(name, backend)
@@ -37,7 +37,8 @@ def test_from_a_cache(name: str, backend: str) -> None:
 
 
 # OLMo's own forward pass fails behind a bridge in low precision: its bridge multiplies float32 by bfloat16.
-LOW = {name: backend for name, backend in zoo.FAMILY_CASES if not (name.startswith("olmo") and "bridge" in backend)}
+# The last backend of a name wins: weights as they are, since a bridge in compatibility mode keeps float32 copies.
+LOW = {n: b for n, b in reversed(zoo.FAMILY_CASES) if not (n.startswith("olmo") and b.startswith("bridge"))}
 
 
 @pytest.mark.filterwarnings("ignore::tl_neuron_attr.TinyDenominatorWarning")

@@ -66,7 +66,7 @@ def check(ranked: Any, dense: dict[tuple[int, ...], float], k: int, tolerance: f
 
 @pytest.mark.parametrize("kind", ["mlp", "attn"])
 @pytest.mark.parametrize("question", ["top-exact", "token-paper", "contrast-middle-paper", "any-middle-exact"])
-@pytest.mark.parametrize(("name", "backend"), CASES)
+@pytest.mark.parametrize(("name", "backend"), zoo.thinned(CASES))
 def test_static_methods_equal_the_loop(name: str, backend: str, question: str, kind: Any) -> None:
     trace = trace_of(float64(name, backend), question)
     for method in STATIC:

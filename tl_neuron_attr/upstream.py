@@ -73,8 +73,9 @@ def _left_out(mlp: Any) -> str | None:
     act = next((a for a in (getattr(original, n, None) for n in ("act_fn", "activation_fn", "act")) if a), None)
     if not callable(act):
         return None
+    forward = cast("Callable[[torch.Tensor], torch.Tensor]", getattr(act, "forward", act))  # past everyone's hooks
     with torch.no_grad():
-        own = cast("torch.Tensor", act(_GRID.to(next(original.parameters()))))
+        own = forward(_GRID.to(next(original.parameters())))
     used = _named(getattr(mlp, "config", None))(_GRID).to(own)
     return None if float((used - own).abs().max()) < 0.02 else "with another activation function than the model's"
 
