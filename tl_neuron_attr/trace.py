@@ -108,6 +108,9 @@ def trace(
 ) -> Trace:
     """Run ``model`` once on ``prompt`` (only the hooks needed) and record what attribution needs.
 
+    The pass runs in the precision of the model's weights, also under ``torch.autocast``. Scores of a trace whose
+    model was edited since are refused.
+
     Args:
         model: a ``TransformerBridge`` (TransformerLens 3 and 4) or ``HookedTransformer`` (2 and 3).
         prompt: a string, a list of token ids, or a tensor of shape ``[pos]`` or ``[1, pos]``.
