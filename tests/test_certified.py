@@ -67,10 +67,12 @@ def demo() -> Any:
     return na.trace(na.load_demo_model(), "The capital of France is", " Paris")
 
 
-@pytest.mark.parametrize(("kind", "layer"), [("mlp", 27), ("attn", 23)])
-def test_demo_model(kind: Any, layer: int) -> None:
-    """One percent or so of the neurons are scored; one layer of them is compared with its exact scores."""
-    found = na.value_scores(demo(), kind, tolerance=1e-3)
-    assert found.n_evaluated < found.scores.numel() / 30
-    exact = na.value_scores(demo(), kind, layers=[layer])
-    assert (found.scores[layer] - exact.scores[0]).abs().max() <= 1e-3 + 3e-6
+if not (zoo.HOOKED and zoo.BRIDGE):  # a while; the other releases are enough
+
+    @pytest.mark.parametrize(("kind", "layer"), [("mlp", 27), ("attn", 23)])
+    def test_demo_model(kind: Any, layer: int) -> None:
+        """One percent or so of the neurons are scored; one layer of them is compared with its exact scores."""
+        found = na.value_scores(demo(), kind, tolerance=1e-3)
+        assert found.n_evaluated < found.scores.numel() / 30
+        exact = na.value_scores(demo(), kind, layers=[layer])
+        assert (found.scores[layer] - exact.scores[0]).abs().max() <= 1e-3 + 3e-6

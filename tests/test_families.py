@@ -8,7 +8,7 @@ import zoo
 import tl_neuron_attr as na
 
 
-@pytest.mark.parametrize(("name", "backend"), zoo.FAMILY_CASES)
+@pytest.mark.parametrize(("name", "backend"), zoo.thinned(zoo.FAMILY_CASES))
 def test_float32(name: str, backend: str) -> None:
     found = families.errors(name, backend)
     assert max(found.values()) < 1e-4, found

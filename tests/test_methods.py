@@ -164,7 +164,7 @@ def test_ranks_are_shared_between_prompts() -> None:
 
 @pytest.mark.parametrize("kind", ["mlp", "attn"])
 @pytest.mark.parametrize("question", ["top-exact", "contrast-middle-paper", "any-middle-exact"])
-@pytest.mark.parametrize(("name", "backend"), CASES)
+@pytest.mark.parametrize(("name", "backend"), zoo.thinned(CASES))
 def test_gradient_equals_the_loop(name: str, backend: str, question: str, kind: Any) -> None:
     reference = loop(name, question, backend in zoo.PROCESSED)
     model = Model(zoo.hf_model(name), reference)
@@ -309,7 +309,7 @@ def test_gradients_estimate_what_an_intervention_does() -> None:
 
 @pytest.mark.parametrize("kind", ["mlp", "attn"])
 @pytest.mark.parametrize("question", ["top-exact", "contrast-middle-paper"])
-@pytest.mark.parametrize(("name", "backend"), FEW)
+@pytest.mark.parametrize(("name", "backend"), zoo.thinned(FEW))
 def test_causal_equals_the_loop_and_one_by_one_ablation(name: str, backend: str, question: str, kind: Any) -> None:
     reference = loop(name, question, backend in zoo.PROCESSED)
     hf = zoo.hf_model(name)
