@@ -1,10 +1,14 @@
 """The comparison of methods: against a plain loop over edited weights, its statistics, and what it may not change."""
 
+import dataclasses
 import itertools
 import json
 import math
+import subprocess
+import sys
 import weakref
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import plotly.io
@@ -425,12 +429,13 @@ def test_the_plot_shows_the_table_and_touches_nothing() -> None:
     assert "3 prompts, 95 % bootstrap intervals" in figure.layout.title.text
     titles = [figure.layout[axis].title.text for axis in ("xaxis", "xaxis2", "xaxis3")]
     assert titles == ["MRR", "Probability", "Log-probability (nats)"]
-    assert list(figure.layout.yaxis.categoryarray) == ["norm", "random", "untouched"]
+    named = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
+    assert named == {0: "norm", 1: "random", 2: "untouched"}
     shown: dict[tuple[str, str], tuple[float, float, float]] = {}
     for part in figure.data:
         spread = zip(part.x, part.error_x.arrayminus, part.error_x.array, strict=True)
-        for name, (x, minus, plus) in zip(part.y, spread, strict=True):
-            shown[part.xaxis, name] = (x - minus, x, x + plus)
+        for line, (x, minus, plus) in zip(part.y, spread, strict=True):
+            shown[part.xaxis, named[line]] = (x - minus, x, x + plus)
     assert len(shown) == 9
     for (axis, name), values in shown.items():
         one = getattr(found.of(name), {"x": "mrr", "x2": "probability", "x3": "log_prob"}[axis])
@@ -438,6 +443,29 @@ def test_the_plot_shows_the_table_and_touches_nothing() -> None:
     assert len({part.marker.symbol for part in figure.data}) == 2
     assert any("fall: 1 [" in text for part in figure.data for text in part.hovertext)
     assert json.loads(figure.to_json())["layout"]["paper_bgcolor"] == "rgba(0, 0, 0, 0)"
+
+
+def test_equal_names_do_not_share_a_line_of_the_plot() -> None:
+    """On an axis of names they would collapse into one."""
+    found = made_up([-1.0, -2.0, -4.0], [0.5, 0.5, 2.0])
+    rows = tuple(dataclasses.replace(row, name="norm") for row in found.rows)
+    given = {name: getattr(found, name) for name in ("prompts", "k", "kind", "model")}
+    with as_users_run_it():
+        figure = na.plots.methods(SimpleNamespace(**given, rows=rows))  # type: ignore[arg-type]
+    lines = [line for part in figure.data if part.xaxis == "x" for line in part.y]
+    assert sorted(lines) == [0, 1, 2]
+    assert figure.layout.yaxis.ticktext == ("norm", "norm", "norm")
+
+
+def test_a_plot_is_drawn_and_written_without_a_notebook_or_a_network() -> None:
+    """Neither nbformat nor ipywidgets is imported, and a page written for offline use carries plotly.js itself."""
+    code = (
+        "import sys; sys.modules['nbformat'] = sys.modules['ipywidgets'] = None\n"
+        "import tl_neuron_attr as na\nprint(na.plots.methods.__name__)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "methods\n"
+    page = na.plots.methods(made_up([-1.0, -2.0, -4.0], [0.5, 0.5, 2.0])).to_html(include_plotlyjs=True)
+    assert len(page) > 10**6 and '<script src="http' not in page
 
 
 def test_plots_are_reached_by_name_and_loaded_late() -> None:

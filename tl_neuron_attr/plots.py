@@ -35,15 +35,18 @@ def methods(comparison: MethodComparison) -> "Figure":
     from plotly.subplots import make_subplots  # pyright: ignore[reportMissingTypeStubs]
 
     rows = comparison.rows
+    # Integer positions with names as tick text: on an axis of names, equal ones would share a line.
+    lines = range(len(rows) - 1, -1, -1)
     figure: Any = make_subplots(rows=1, cols=len(_PANELS), shared_yaxes=True, horizontal_spacing=0.03)
     for column, (metric, title) in enumerate(_PANELS.items(), start=1):
         baselines = [row.name in (UNTOUCHED, RANDOM) for row in rows]
         for chosen, colour, symbol in ((True, _ORANGE, "diamond"), (False, _BLUE, "circle")):
             shown = [row for row, baseline in zip(rows, baselines, strict=True) if baseline is chosen]
+            places = [line for line, baseline in zip(lines, baselines, strict=True) if baseline is chosen]
             found: list[Measured] = [getattr(row, metric) for row in shown]
             figure.add_scatter(
                 x=[one.value for one in found],
-                y=[row.name for row in shown],
+                y=places,
                 error_x={
                     "type": "data",
                     "symmetric": False,
@@ -63,7 +66,8 @@ def methods(comparison: MethodComparison) -> "Figure":
         figure.add_vline(x=untouched.value, line={"color": _ORANGE, "width": 1, "dash": "dash"}, row=1, col=column)
         figure.update_xaxes(title_text=title, row=1, col=column)
     figure.update_xaxes(gridcolor=_GRID, zeroline=False, linecolor=_GRID, nticks=6)
-    figure.update_yaxes(gridcolor=_GRID, categoryorder="array", categoryarray=[row.name for row in rows][::-1])
+    figure.update_yaxes(gridcolor=_GRID, zeroline=False, range=[-0.6, len(rows) - 0.4])
+    figure.update_yaxes(tickmode="array", tickvals=list(lines), ticktext=[row.name for row in rows])
     n, what = len(comparison.prompts), f"top {comparison.k} {KINDS[comparison.kind]} neurons of {comparison.model}"
     figure.update_layout(
         title={
