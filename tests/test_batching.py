@@ -230,7 +230,7 @@ def test_batches_are_confirmed_again_when_they_double(some: zoo.ZooCase) -> None
     expected: list[tuple[int, int]] = []
     for (rows, length), confirmed in zip(shapes, again, strict=True):
         expected += [(rows, length), *[(1, length)] * (2 * confirmed)]
-    runner = batching._Runner(*batching.prepare(some.model, "exact"), "exact")
+    runner = batching._rows(*batching.prepare(some.model, "exact"), "exact")
     groups: list[list[Any]] = []
     at = iter(prompts)
     for rows, _ in shapes:
@@ -265,7 +265,7 @@ def test_a_generator_is_read_as_far_as_the_look_ahead(some: zoo.ZooCase) -> None
 def test_traces_that_wait_for_their_turn_are_few_where_they_are_large(some: zoo.ZooCase) -> None:
     prompts = [[7, *[3] * (i % 4)] for i in range(24)]
     usual = rows_run(some.model, lambda: traces(some.model, prompts, batch_size=4))
-    with mock.patch.object(batching, "_WAITING_BYTES", 1):
+    with mock.patch("tl_neuron_attr.rows._WAITING_BYTES", 1):
         found = traces(some.model, prompts, batch_size=4)
         limited = rows_run(some.model, lambda: traces(some.model, prompts, batch_size=4))
     same(found, [na.trace(some.model, prompt) for prompt in prompts])

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tl_neuron_attr.answers import AnswerCheck as AnswerCheck
     from tl_neuron_attr.answers import answerable as answerable
     from tl_neuron_attr.answers import check_answers as check_answers
-    from tl_neuron_attr.batching import BatchingWarning as BatchingWarning
     from tl_neuron_attr.batching import trace_batch as trace_batch
     from tl_neuron_attr.causal import Causal as Causal
     from tl_neuron_attr.compare import compare as compare
@@ -92,6 +91,7 @@ if TYPE_CHECKING:
     from tl_neuron_attr.results import (
         RankedNeurons as RankedNeurons,
     )
+    from tl_neuron_attr.rows import BatchingWarning as BatchingWarning
     from tl_neuron_attr.shared import SharedNeurons as SharedNeurons
     from tl_neuron_attr.shared import overlap as overlap
     from tl_neuron_attr.shared import shared_neurons as shared_neurons
@@ -131,7 +131,7 @@ _HOME = {
     "AttnNeuron": "neurons",
     "AttributionPatching": "gradients",
     "BadLine": "prompt_files",
-    "BatchingWarning": "batching",
+    "BatchingWarning": "rows",
     "Causal": "causal",
     "CoefficientInverseRank": "ranks",
     "Contrast": "targets",

@@ -119,7 +119,7 @@ def hooks_for(
             f'use "zero" or Scale(factor), or scope="neuron"'
         )
     observed = positions is not None or isinstance(mode, ResampledActivations)
-    window = _window(view)
+    window = view.attention_window
     pairs: list[HookPair] = []
     for layer in _layers(s.mlp for s in selections):
         name = f"blocks.{layer}.mlp.hook_post"
@@ -150,10 +150,3 @@ def _mask(
     for row, selection in enumerate(selections):
         mask[row, sorted(units(selection))] = True
     return mask
-
-
-def _window(view: ModelView) -> int | None:
-    """The attention window beyond which Hugging Face's key-value cache forgets positions, if there is one."""
-    hf_config = getattr(getattr(view.model, "original_model", None), "config", None)
-    size = getattr(hf_config, "sliding_window", None)
-    return size if isinstance(size, int) and size > 0 else None

@@ -10,7 +10,6 @@ afterwards), as far as each is one token. A prompt without a type (``""``) has t
 whose own answer is not one token of this model's tokenizer cannot be judged, and counts as such.
 """
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,14 +20,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tl_neuron_attr.arithmetic import without_autocast
-from tl_neuron_attr.batching import BatchingWarning
 from tl_neuron_attr.hooking import logits_with
 from tl_neuron_attr.model_view import ModelView
 from tl_neuron_attr.prompt_files import KnowledgePrompt
 from tl_neuron_attr.prompts import Request, requests
 from tl_neuron_attr.ranking import check_count
+from tl_neuron_attr.rows import Rows, difference, in_order
 from tl_neuron_attr.tokens import Tokens, UnknownTokenError
-from tl_neuron_attr.tolerance import TOLERANCE
 from tl_neuron_attr.trace import prepare
 
 if TYPE_CHECKING:
@@ -150,11 +148,7 @@ def check_answers(
     if not given:
         raise ValueError("no prompts are given: load_knowledge() has some")
     view, vocabulary = prepare(model, "exact")
-    texts = [prompt.prompt for prompt in given]
-    tokenizer = getattr(model, "tokenizer", None)
-    wanted, _ = requests(
-        texts, None, vocabulary, tokenizer, attention_mask=None, position=-1, prepend_bos=prepend_bos
-    )
+    wanted, _ = requests([prompt.prompt for prompt in given], None, vocabulary, prepend_bos=prepend_bos)
     ids = [_single(vocabulary, prompt.answer) for prompt in given]
     words: dict[str, dict[int, str]] = {}
     for prompt, token in zip(given, ids, strict=True):
@@ -162,13 +156,13 @@ def check_answers(
             words.setdefault(prompt.type, {})[token] = prompt.answer
     answers: list[Answer] = [Answer(prompt, "not one token") for prompt in given]
     judged = [request for request in wanted if ids[request.index] is not None]
+    made = in_order(iter(judged), _rows(view), size, stacklevel=4)
     with tqdm(total=len(judged), disable=not progress, desc="answers", unit="prompt") as bar:
-        for rows, log_probs in _run(view, judged, size):
-            for row, own in zip(rows, log_probs, strict=True):
-                prompt, token = given[row.index], ids[row.index]
-                if token is not None:
-                    answers[row.index] = _judge(prompt, token, words.get(prompt.type, {}), own)
-            bar.update(len(rows))
+        for request, log_probs in zip(judged, made, strict=True):
+            prompt, token = given[request.index], ids[request.index]
+            if token is not None:
+                answers[request.index] = _judge(prompt, token, words.get(prompt.type, {}), log_probs)
+            bar.update()
     return AnswerCheck(view.name, tuple(answers))
 
 
@@ -194,40 +188,14 @@ def _judge(
     return Answer(prompt, verdict, rank, float(own.exp()), None if best is None else words[best])
 
 
-def _run(
-    view: ModelView, wanted: Sequence[Request], batch_size: int
-) -> Iterable[tuple[Sequence[Request], Float[Tensor, "row d_vocab"]]]:
-    """Log-probabilities at the last position, for batches of prompts of one length; checked against rows alone.
+def _rows(view: ModelView) -> Rows[Float[Tensor, " d_vocab"]]:
+    """Log-probabilities at the last position."""
 
-    The first batch of each length is confirmed on its first and last row, as :mod:`tl_neuron_attr.batching` does.
-    """
-    of_length: dict[int, list[Request]] = {}
-    for request in wanted:
-        of_length.setdefault(len(request.tokens), []).append(request)
-    for length, same in of_length.items():
-        confirmed = False
-        start = 0
-        while start < len(same):
-            rows = same[start : start + batch_size]
-            log_probs = _log_probs(view, rows)
-            if len(rows) > 1 and not confirmed:
-                alone = torch.cat([_log_probs(view, [row]) for row in (rows[0], rows[-1])])
-                gap = float((log_probs[[0, -1]] - alone).abs().max())
-                confirmed = gap <= TOLERANCE[view.dtype] * float(alone.abs().max())
-                if not confirmed:
-                    warnings.warn(
-                        f"{len(rows)} prompts of {length} tokens run as one batch do not give what they give alone "
-                        f"in {view.name}: log-probabilities differ by {gap:.3g} nats; this and every further prompt "
-                        f"is run alone. Give batch_size=1 to do so from the start",
-                        BatchingWarning,
-                        stacklevel=4,
-                    )
-                    batch_size = 1
-                    continue
-            yield rows, log_probs
-            start += len(rows)
+    def together(rows: Sequence[Request]) -> list[Tensor]:
+        logits = logits_with(view, torch.stack([row.tokens for row in rows]), ())[:, -1]
+        return list(logits.to(view.compute_dtype).log_softmax(-1).cpu())
 
+    def apart(batched: Tensor, alone: Tensor, row: Request) -> str | None:
+        return difference("log_probs", batched, alone, view, row)
 
-def _log_probs(view: ModelView, rows: Sequence[Request]) -> Float[Tensor, "row d_vocab"]:
-    logits = logits_with(view, torch.stack([row.tokens for row in rows]), ())[:, -1]
-    return logits.to(view.compute_dtype).log_softmax(-1).cpu()
+    return Rows(view, together, lambda row: together([row])[0], apart)

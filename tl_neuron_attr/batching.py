@@ -1,20 +1,7 @@
-"""Many prompts -> their traces, several prompts of one length in each forward pass.
+"""Many prompts -> their traces, several prompts of one length in each forward pass (:mod:`tl_neuron_attr.rows`)."""
 
-A padded row equals its prompt alone only if attention masks, absolute positions and a release's own handling of
-both are right, so nothing is ever padded here: a forward pass takes prompts of equal length, found by looking ahead.
-With ``x`` an activation of one row of a batch and ``y`` that of its prompt alone, what must hold is
-
-    ``max |x - y| <= tolerance * max |y|``    for each activation and the log-probabilities,
-
-which is confirmed on the first and last row of the first batch, and again whenever a batch has twice as many rows or
-twice as long ones as those confirmed. Where it fails (a release whose batches are wrong, a hook that edits one row
-only), every further prompt is run alone, and a warning says so.
-"""
-
-import itertools
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -22,22 +9,13 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.cached import CachedRun
 from tl_neuron_attr.model_view import ModelView
 from tl_neuron_attr.prompts import Request, requests
+from tl_neuron_attr.rows import Rows, difference, in_order
 from tl_neuron_attr.targets import Target
 from tl_neuron_attr.tokens import Prompt, Tokens
-from tl_neuron_attr.tolerance import TOLERANCE
 from tl_neuron_attr.trace import Convention, Trace, build, prepare
-
-# How far ahead prompts of one length are looked for, in batches, while the traces that wait for their turn are small.
-_LOOK_AHEAD = 8
-_WAITING_BYTES = 2**30
-
-
-class BatchingWarning(UserWarning):
-    """Rows of a batch were not what their prompts give alone, so prompts are run one by one, more slowly."""
 
 
 def trace_batch(
@@ -95,12 +73,12 @@ def trace_batch(
         prompts,
         targets,
         vocabulary,
-        getattr(model, "tokenizer", None),
         attention_mask=attention_mask,
         position=position,
         prepend_bos=prepend_bos,
     )
-    return _with_progress(_in_order(wanted, _Runner(view, vocabulary, convention), size), total, progress)
+    made = in_order(wanted, _rows(view, vocabulary, convention), size, n_bytes=_bytes)
+    return _with_progress(made, total, progress)
 
 
 def _with_progress(traces: Iterator[Trace], total: int | None, progress: bool) -> Iterator[Trace]:
@@ -110,96 +88,28 @@ def _with_progress(traces: Iterator[Trace], total: int | None, progress: bool) -
             bar.update()
 
 
-def _in_order(wanted: Iterator[Request], run: "_Runner", batch_size: int) -> Iterator[Trace]:
-    """Run prompts of one length together as far as the look-ahead goes, and hand traces out in the prompts' order."""
-    look_ahead = _LOOK_AHEAD * batch_size if batch_size > 1 else 1
-    waiting: list[Request] = []
-    made: dict[int, Trace] = {}
-    for index in itertools.count():
-        waiting += itertools.islice(wanted, look_ahead - len(waiting) - len(made))
-        if index not in made:
-            if not waiting:
-                return
-            full = sum(map(_bytes, made.values())) >= _WAITING_BYTES
-            rows = _of_one_length(waiting, 1 if full else batch_size)
-            taken = [row.index for row in rows]
-            waiting = [request for request in waiting if request.index not in taken]
-            silent = run.problem is None
-            made.update(zip(taken, run(rows), strict=True))
-            if silent and run.problem is not None:
-                warnings.warn(run.problem, BatchingWarning, stacklevel=3)
-        yield made.pop(index)
+def _rows(view: ModelView, vocabulary: Tokens, convention: Convention) -> Rows[Trace]:
+    def built(row: Request, run: CachedRun) -> Trace:
+        return build(view, vocabulary, row.prompt, row.tokens, row.dest, row.target, convention, run)
 
+    def together(rows: Sequence[Request]) -> list[Trace]:
+        tokens = torch.stack([row.tokens for row in rows])
+        runs = CachedRun.forward_rows(view, tokens, [row.dest for row in rows])
+        return [built(row, run) for row, run in zip(rows, runs, strict=True)]
 
-def _of_one_length(waiting: Sequence[Request], batch_size: int) -> list[Request]:
-    """The next prompt, and those of its length behind it."""
-    same = (request for request in waiting if len(request.tokens) == len(waiting[0].tokens))
-    return list(itertools.islice(same, batch_size))
+    def alone(row: Request) -> Trace:
+        return built(row, CachedRun.forward(view, row.tokens, [row.dest]))
 
-
-@dataclass
-class _Runner:
-    """Runs prompts of one length: together, or each alone once rows of a batch were seen to be wrong."""
-
-    view: ModelView
-    vocabulary: Tokens
-    convention: Convention
-    problem: str | None = None
-    confirmed_rows: int = 0
-    confirmed_length: int = 0
-
-    @without_autocast
-    def __call__(self, rows: Sequence[Request]) -> list[Trace]:
-        if self.problem or len(rows) == 1:
-            return [self._single(row) for row in rows]
-        traces, problem = self._together(rows)
-        length = len(rows[0].tokens)
-        if not problem and len(rows) < 2 * self.confirmed_rows and length < 2 * self.confirmed_length:
-            return traces
-        first, last = self._single(rows[0]), self._single(rows[-1])
-        problem = problem or _difference(traces[0], first, rows[0]) or _difference(traces[-1], last, rows[-1])
-        if not problem:
-            self.confirmed_rows = max(self.confirmed_rows, len(rows))
-            self.confirmed_length = max(self.confirmed_length, length)
-            return traces
-        name = f"{self.view.name} ({type(self.view.model).__name__})"
-        self.problem = (
-            f"{len(rows)} prompts of {length} tokens run as one batch do not give what they give alone in {name}: "
-            f"{problem}; this and every further prompt is run alone. Give batch_size=1 to do so from the start; a "
-            f"hook of yours must edit every row of a batch alike"
-        )
-        return [first, *map(self._single, rows[1:-1]), last]
-
-    def _single(self, row: Request) -> Trace:
-        return self._built(row, CachedRun.forward(self.view, row.tokens, [row.dest]))
-
-    def _together(self, rows: Sequence[Request]) -> tuple[list[Trace], str | None]:
-        """Traces cut from one forward pass; where that fails, none, and why: each prompt alone has the last word."""
-        try:
-            tokens = torch.stack([row.tokens for row in rows])
-            runs = CachedRun.forward_rows(self.view, tokens, [row.dest for row in rows])
-            return [self._built(row, run) for row, run in zip(rows, runs, strict=True)], None
-        except (IndexError, RuntimeError, ValueError) as error:
-            return [], f"{type(error).__name__}: {error}"
-
-    def _built(self, row: Request, run: CachedRun) -> Trace:
-        return build(self.view, self.vocabulary, row.prompt, row.tokens, row.dest, row.target, self.convention, run)
+    return Rows(view, together, alone, _difference)
 
 
 def _difference(batched: Trace, alone: Trace, row: Request) -> str | None:
     """The first activation of a row that is not, up to rounding, that of its prompt alone; ``None`` if all are."""
-    expected = dict(_tensors(alone))
     found = dict(_tensors(batched))
-    tolerance = TOLERANCE[alone.view.dtype]
-    for name, own in expected.items():
-        other = found.get(name)
-        if other is None or other.shape != own.shape:
-            return f"{name} of prompts[{row.index}] has another shape"
-        own, other = own.to(alone.view.compute_dtype), other.to(alone.view.compute_dtype)
-        gap = float(torch.where(own == other, 0.0, (own - other).abs()).max())
-        size = float(own.abs().max())
-        if not gap <= tolerance * size:  # also true for NaN
-            return f"{name} of prompts[{row.index}] differs by {gap:.3g} where the largest is {size:.3g}"
+    for name, own in _tensors(alone):
+        told = difference(name, found.get(name), own, alone.view, row)
+        if told is not None:
+            return told
     return None
 
 

@@ -85,7 +85,7 @@ def gradients(trace: "Trace", kind: Kind, layers: Sequence[int]) -> dict[int, Fl
                 raise never_fired(trace.view, probe.name)
         check_unchanged(trace, log_probs[0].detach())
         inputs = [probe.added for probe in probes.values() if probe.added is not None]
-        found = torch.autograd.grad(target_of(trace, log_probs).sum(), inputs)
+        found = torch.autograd.grad(trace.target.value(log_probs).sum(), inputs)
     return {layer: g[0].flatten().to(trace.view.compute_dtype) for layer, g in zip(layers, found, strict=True)}
 
 
@@ -124,14 +124,5 @@ class Probe:
 def log_probs_of(trace: "Trace", rows: int) -> Float[Tensor, "row d_vocab"]:
     """Log-probabilities at the predicting position of a forward pass of equal rows; gradients as the caller set."""
     view = trace.view
-    tokens = trace.tokens.clone().to(view.device).expand(rows, -1)
-    logits = view.model(tokens, return_type="logits", padding_side="right")[:, trace.position]
-    return torch.log_softmax(logits.to(view.compute_dtype), -1)
-
-
-def target_of(trace: "Trace", log_probs: Float[Tensor, "row d_vocab"]) -> Float[Tensor, " row"]:
-    """``T`` of each row."""
-    value = torch.logsumexp(log_probs[:, list(trace.target.positive)], -1)
-    if trace.target.negative:
-        value = value - torch.logsumexp(log_probs[:, list(trace.target.negative)], -1)
-    return value
+    tokens = trace.tokens.clone().expand(rows, -1)
+    return torch.log_softmax(view.logits(tokens)[:, trace.position].to(view.compute_dtype), -1)

@@ -46,7 +46,7 @@ def logits_with(
 ) -> Float[Tensor, "row pos d_vocab"]:
     """Logits of one forward pass with these hooks in place, without gradients."""
     with attached(view.model, pairs), torch.no_grad():
-        return view.model(tokens.to(view.device), return_type="logits", padding_side="right")  # no token is padding
+        return view.logits(tokens)
 
 
 def record(view: ModelView, tokens: Int[Tensor, "row pos"], names: Sequence[str]) -> dict[str, Tensor]:

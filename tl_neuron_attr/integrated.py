@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_neuron_attr.gradients import Probe, hook_name, log_probs_of, target_of, weighted
+from tl_neuron_attr.gradients import Probe, hook_name, log_probs_of, weighted
 from tl_neuron_attr.hooking import attached, never_fired
 from tl_neuron_attr.neurons import Kind
 from tl_neuron_attr.question import Question
@@ -66,7 +66,7 @@ def mean_gradient(trace: "Trace", kind: Kind, layer: int, steps: int, at_once: i
             log_probs = log_probs_of(trace, len(share))
             if probe.added is None:
                 raise never_fired(trace.view, probe.name)
-            [g] = torch.autograd.grad(target_of(trace, log_probs).sum(), probe.added)
+            [g] = torch.autograd.grad(trace.target.value(log_probs).sum(), probe.added)
         g = g.flatten(1).to(trace.view.compute_dtype)
         parts.append(weight.to(g) @ g)
     return torch.stack(parts).sum(0)

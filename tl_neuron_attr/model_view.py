@@ -24,6 +24,9 @@ from tl_neuron_attr.tokens import Tokens
 
 # Configuration fields that Hugging Face models read for dropout without a module of its own.
 _FUNCTIONAL_DROPOUT = ("attention_dropout", "attn_pdrop", "resid_pdrop", "hidden_dropout", "dropout")
+# Every token is a real one: a HookedTransformer whose tokenizer pads on the left would take leading tokens of the
+# padding's id for padding and mask them.
+_AS_TOKENS = {"return_type": "logits", "padding_side": "right"}
 
 
 class ModelView:
@@ -55,8 +58,9 @@ class ModelView:
                 f"{self.W_U.shape[0]}: what projects one to the other is not known, so scores are not defined"
             )
         self.compute_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        self._hook_names = self._needed_hooks()
         hook_points = cast("Mapping[str, Any]", model.hook_dict)
-        missing = [name for name in self.hook_names() if name not in hook_points]
+        missing = [name for name in self._hook_names if name not in hook_points]
         if missing:
             raise UnsupportedModelError(
                 f"{self.name} ({type(model).__name__}) has no hook point {missing[0]!r} "
@@ -102,6 +106,9 @@ class ModelView:
 
     def hook_names(self) -> list[str]:
         """The hook points that a trace reads, in order of the forward pass."""
+        return list(self._hook_names)
+
+    def _needed_hooks(self) -> list[str]:
         names = ["hook_embed"]
         for layer in range(self.n_layers):
             names += [f"blocks.{layer}.{part}" for part in ("hook_resid_pre", "attn.hook_v")]
@@ -113,25 +120,24 @@ class ModelView:
                 names.append(f"blocks.{layer}.hook_mlp_out")
         return [*names, f"blocks.{self.n_layers - 1}.hook_resid_post"]
 
-    def run(self, tokens: Int[Tensor, "row pos"]) -> tuple[Float[Tensor, "row pos d_vocab"], dict[str, Tensor]]:
-        """Logits and the needed activations (with a row axis) of one forward pass, without gradients.
+    def logits(self, tokens: Int[Tensor, "row pos"]) -> Float[Tensor, "row pos d_vocab"]:
+        """Logits of one forward pass; gradients as the caller has set them."""
+        return self.model(tokens.to(self.device), **_AS_TOKENS)
 
-        Every token is a real one: a HookedTransformer whose tokenizer pads on the left would take leading tokens
-        of the padding's id for padding and mask them.
-        """
+    def run(self, tokens: Int[Tensor, "row pos"]) -> tuple[Float[Tensor, "row pos d_vocab"], dict[str, Tensor]]:
+        """Logits and the needed activations (with a row axis) of one forward pass, without gradients."""
+        names = self._hook_names
         with torch.no_grad():
-            logits, cache = self.model.run_with_cache(
-                tokens.to(self.device), names_filter=self.hook_names(), return_type="logits", padding_side="right"
-            )
+            logits, cache = self.model.run_with_cache(tokens.to(self.device), names_filter=names, **_AS_TOKENS)
         held = set(cache.keys())
-        silent = [name for name in self.hook_names() if name not in held]
+        silent = [name for name in names if name not in held]
         if silent:
             raise UnsupportedModelError(
                 f"{self.name} recorded nothing at {silent[0]!r} ({len(silent)} of the needed hook points never "
                 f"fired): its blocks are not the standard ones, so neuron scores are not known to "
                 f"be right; use another model"
             )
-        return logits, {name: cache[name].detach() for name in self.hook_names()}
+        return logits, {name: cache[name].detach() for name in names}
 
     def own_logits(self, resid: Float[Tensor, " d_model"]) -> Float[Tensor, " d_vocab"]:
         """What the model's own final norm and unembedding make of a final residual (no hook of anyone fires)."""
@@ -201,6 +207,12 @@ class ModelView:
         owners = (self.cfg, original, getattr(original, "attn_config", None))
         clip = next((c for c in (getattr(owner, "clip_qkv", None) for owner in owners) if c is not None), None)
         return value if clip is None else value.clamp(-clip, clip)
+
+    @property
+    def attention_window(self) -> int | None:
+        """The window beyond which Hugging Face's key-value cache forgets positions, if there is one."""
+        size = getattr(getattr(getattr(self.model, "original_model", None), "config", None), "sliding_window", None)
+        return size if isinstance(size, int) and size > 0 else None
 
     @property
     def _ln_final(self) -> nn.Module:

@@ -80,11 +80,9 @@ class Outcomes:
         """The outcomes of variants of one prompt, ``[variant]``."""
         log_probs = log_probs.detach().cpu().double()
         positive = log_probs[:, list(target.positive)]
-        of_target = torch.logsumexp(positive, -1)
-        against = torch.logsumexp(log_probs[:, list(target.negative)], -1) if target.negative else 0.0
         return Outcomes(
-            log_prob=of_target - against,
-            probability=of_target.exp(),
+            log_prob=target.value(log_probs),
+            probability=torch.logsumexp(positive, -1).exp(),
             rank=1 + (log_probs > positive.amax(-1, keepdim=True)).sum(-1),
             top_token=log_probs.argmax(-1),
         )

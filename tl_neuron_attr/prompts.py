@@ -35,18 +35,17 @@ def requests(
     prompts: Any,
     targets: Any,
     vocabulary: Tokens,
-    tokenizer: Any,
     *,
-    attention_mask: Any,
-    position: int,
-    prepend_bos: bool | None,
+    attention_mask: Any = None,
+    position: int = -1,
+    prepend_bos: bool | None = None,
 ) -> tuple[Iterator[Request], int | None]:
     """What to trace, in order, and how many; a generator of prompts is read as it goes, all else checked now.
 
     Raises what :func:`tl_neuron_attr.trace` raises of a prompt or target, and :class:`ValueError` for another number
     of targets than of prompts, and for a mask that does not fit.
     """
-    given = _listed(prompts, attention_mask, tokenizer)
+    given = _listed(prompts, attention_mask, vocabulary)
     wanted = _wanted(targets, vocabulary, len(given) if isinstance(given, list) else None)
 
     def request(index: int, prompt: Prompt) -> Request:
@@ -61,7 +60,7 @@ def requests(
     return iter(list(made)), len(given)
 
 
-def _listed(prompts: Any, mask: Any, tokenizer: Any) -> "list[Prompt] | Iterable[Prompt]":
+def _listed(prompts: Any, mask: Any, vocabulary: Tokens) -> "list[Prompt] | Iterable[Prompt]":
     """The prompts one by one, without the padding of a tensor's rows; a generator stays one."""
     if isinstance(prompts, str):
         raise ValueError(
@@ -83,7 +82,7 @@ def _listed(prompts: Any, mask: Any, tokenizer: Any) -> "list[Prompt] | Iterable
             )
         return _unpadded(table, torch.as_tensor(mask))
     if table is not None and not isinstance(prompts, list | tuple):
-        _refuse_padding(table, tokenizer)
+        _refuse_padding(table, vocabulary)
     return list(prompts) if isinstance(prompts, Sized) else prompts
 
 
@@ -128,12 +127,12 @@ def _unpadded(prompts: Tensor, mask: Tensor) -> list[Prompt]:
     return rows
 
 
-def _refuse_padding(prompts: Tensor, tokenizer: Any) -> None:
+def _refuse_padding(prompts: Tensor, vocabulary: Tokens) -> None:
     """Rows that begin or end with padding; one such token at the start may be BOS, and a row of one is no padding."""
-    pad = getattr(tokenizer, "pad_token_id", None)
+    pad = vocabulary.pad_id
     if pad is None or prompts.shape[1] < 2:
         return
-    may_begin = 1 if pad == getattr(tokenizer, "bos_token_id", None) else 0
+    may_begin = 1 if pad == vocabulary.bos_id else 0
     for index, row in enumerate((prompts == pad).tolist()):
         where = "ends" if row[-1] else "begins" if all(row[: may_begin + 1]) else None
         if where:

@@ -17,6 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from tl_neuron_attr.tokens import Tokens, UnknownTokenError
 
 
@@ -72,6 +76,11 @@ class ResolvedTarget:
     def is_linear(self) -> bool:
         """Whether the normaliser cancels, so that scores are inner products."""
         return bool(self.negative)
+
+    def value(self, log_probs: Float[Tensor, "*row d_vocab"]) -> Float[Tensor, "*row"]:
+        """``T`` of log-probabilities, in nats."""
+        value = torch.logsumexp(log_probs[..., list(self.positive)], -1)
+        return value - torch.logsumexp(log_probs[..., list(self.negative)], -1) if self.negative else value
 
 
 def resolve_target(target: Target, tokens: Tokens) -> ResolvedTarget | None:

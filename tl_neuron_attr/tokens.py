@@ -29,6 +29,8 @@ class Tokens:
     def __init__(self, model: Any, d_vocab_in: int, d_vocab: int, n_ctx: int | None) -> None:
         self._model = model
         self._tokenizer: Any = getattr(model, "tokenizer", None)
+        self.pad_id: int | None = getattr(self._tokenizer, "pad_token_id", None)
+        self.bos_id: int | None = getattr(self._tokenizer, "bos_token_id", None)
         self.d_vocab_in = d_vocab_in
         self.d_vocab = d_vocab
         self.n_ctx = n_ctx

@@ -67,10 +67,7 @@ class Trace:
     @property
     def target_log_prob(self) -> float:
         """``T`` of the model's own log-probabilities, in nats: ``log p(target)`` for a token."""
-        picked = torch.logsumexp(self.log_probs[list(self.target.positive)], 0)
-        if self.target.negative:
-            picked = picked - torch.logsumexp(self.log_probs[list(self.target.negative)], 0)
-        return float(picked)
+        return float(self.target.value(self.log_probs))
 
     @property
     def provenance(self) -> Provenance:
