@@ -20,6 +20,11 @@ def small(cls: Any, **changes: Any) -> Any:
     return zoo.llama_like(cls, num_key_value_heads=2, **changes)
 
 
+def changed(config: Any, **changes: Any) -> Any:
+    config.update(changes)
+    return config
+
+
 # Some need kernels or parts that a release of transformers lacks: those cannot be built there at all.
 CONFIGS: dict[str, Callable[[], Any]] = {
     "mamba": lambda: transformers.MambaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, state_size=4),
@@ -37,16 +42,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "rwkv": lambda: transformers.RwkvConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2),
     "lfm2": lambda: small(transformers.Lfm2Config, layer_types=["conv", "full_attention", "conv"]),
-    "opt_projected": lambda: transformers.OPTConfig(
-        vocab_size=100,
-        hidden_size=32,
-        num_hidden_layers=2,
-        ffn_dim=72,
-        max_position_embeddings=64,
-        num_attention_heads=4,
-        word_embed_proj_dim=16,
-        dropout=0.0,
-    ),
+    "opt_projected": lambda: changed(zoo.CONFIGS["opt"](), word_embed_proj_dim=16),
     "bloom_post": lambda: transformers.BloomConfig(
         vocab_size=100, hidden_size=32, n_layer=2, n_head=4, apply_residual_connection_post_layernorm=True
     ),

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.candidates import Candidates
+from tl_neuron_attr.certified import bounds_within
 from tl_neuron_attr.neurons import Kind, check_kind
 from tl_neuron_attr.numbering import chosen_layers
 from tl_neuron_attr.ranking import RankedNeurons, check_count, floats
@@ -199,25 +200,12 @@ def typed(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 def _bounds(
     trace: Trace, kind: Kind, tolerance: float, memory_budget: int
 ) -> tuple[Float[Tensor, " neuron"], Float[Tensor, " neuron"]]:
-    """Lower and upper bounds of all scores whose half differences sum to at most ``tolerance``.
-
-    The neurons whose bounds are furthest apart are scored, and their bounds then are the score. A sum of the bounds'
-    means is off by at most the sum of the half differences, and so it is with negative values cut off at zero.
-    """
+    """Bounds of all scores for sums within ``tolerance``; the scores themselves where it is zero."""
     if tolerance == 0:
         scores = value_scores(trace, kind, memory_budget=memory_budget).scores.double().flatten()
         return scores, scores
-    layers = chosen_layers(trace, kind, None)
     readout = Readout.of(trace, memory_budget=memory_budget)
-    pool = Candidates(trace, readout, kind, layers)
-    lower = torch.cat([pool.lower(index) for index in range(len(layers))]).double()
-    upper = torch.cat([pool.upper(index) for index in range(len(layers))]).double()
-    apart, order = ((upper - lower) / 2).sort(descending=True)
-    left = apart.flip(0).cumsum(0).flip(0)
-    scored = order[: int((left > tolerance).sum())].sort().values
-    for part in scored.split(readout.directions_at_once()):
-        lower[part] = upper[part] = pool.score(part).double()
-    return lower, upper
+    return bounds_within(Candidates(trace, readout, kind, chosen_layers(trace, kind, None)), tolerance)
 
 
 def _mean_layers(traces: TypedTraces, memory_budget: int) -> dict[str, tuple[int, Float[Tensor, "layer kind"]]]:

@@ -21,10 +21,10 @@ from tl_neuron_attr.readout import Readout
 
 @dataclass(frozen=True, eq=False)
 class Bases:
-    """Base vectors under one readout; ``value`` is ``T`` (nats), ``positive`` the target tokens' log-probabilities.
+    """Base vectors under one readout; ``value`` is ``T`` (nats).
 
-    ``options`` are the logits of the target's tokens before a cap, those that count for it and (for a contrast) the
-    one against; ``g`` has one row for each option of the bound.
+    ``positive`` and ``negative`` are the logits before a cap of the target's tokens, those that count for it and (for
+    a contrast) the one against; ``g`` has one row for each option of the bound.
     """
 
     readout: Readout

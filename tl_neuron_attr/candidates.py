@@ -148,10 +148,6 @@ class Candidates:
         weight = coefficients_of(self.trace, self.numbering, number).to(device)
         return changes(self.bases, index_of.to(device), vectors, inverse.to(device), weight).cpu()
 
-    def coefficients_of(self, number: Int[Tensor, " candidate"]) -> Float[Tensor, " candidate"]:
-        """Coefficients, on the CPU."""
-        return coefficients_of(self.trace, self.numbering, number)
-
 
 def coefficients_of(
     trace: "Trace", numbering: Numbering, number: Int[Tensor, " candidate"]

@@ -10,7 +10,6 @@ import enum
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -19,7 +18,7 @@ from rich.console import Console
 from tl_neuron_attr import __version__
 from tl_neuron_attr.cli_evaluate import EXAMPLE as EVALUATE_EXAMPLE
 from tl_neuron_attr.cli_evaluate import evaluate
-from tl_neuron_attr.cli_support import PROGRAM, Backend, as_text, check_writable, fail, load
+from tl_neuron_attr.cli_support import PROGRAM, Backend, announced, as_text, check_writable, deliver, fail
 
 EXAMPLE = f'{PROGRAM} explain "The capital of France is" --target " Paris" --k 5'
 
@@ -97,32 +96,18 @@ def explain(
         fail("the prompt is empty: give the text whose next token is to be explained")
     if k < 1:
         fail(f"--k is {k}: ask for 1 or more")
-    if json is not None and json != "-":
-        check_writable(Path(json))
-    errors = Console(stderr=True)
-    with (
-        contextlib.redirect_stdout(sys.stderr),
-        errors.status(f"Loading {model or 'the embedded model'} ..."),
-    ):
-        loaded = load(model, None if backend is None else backend.value)
-    with contextlib.redirect_stdout(sys.stderr), errors.status("Attributing ..."):
+    check_writable(json)
+    loaded = announced(model, backend)
+    with contextlib.redirect_stdout(sys.stderr), Console(stderr=True).status("Attributing ..."):
         from tl_neuron_attr.explanation import explain as run
 
         try:
             found = run(loaded, prompt, target, k=k, position=position, convention=convention.value)
         except ValueError as error:
             fail(str(error))
-    if json == "-":
-        typer.echo(found.to_json())
-        return
     from tl_neuron_attr.terminal import render
 
-    Console(highlight=False, soft_wrap=False).print(render(found, k))
-    if json is not None:
-        try:
-            found.to_json(json)
-        except OSError as error:
-            fail(f"cannot write {json}: {error.strerror or error}")
+    deliver(found, json, lambda: render(found, k))
 
 
 app.command(epilog=f"Example: {EVALUATE_EXAMPLE}")(evaluate)

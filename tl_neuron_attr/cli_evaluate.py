@@ -8,13 +8,11 @@ import contextlib
 import random
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from tl_neuron_attr.cli_support import PROGRAM, Backend, as_text, check_writable, fail, load, warn
+from tl_neuron_attr.cli_support import PROGRAM, Backend, announced, as_text, check_writable, deliver, fail, warn
 
 if TYPE_CHECKING:
     from tl_neuron_attr.answers import AnswerCheck
@@ -60,14 +58,11 @@ def evaluate(
     for name, value in (("k", k), ("limit", limit), ("batch-size", batch_size)):
         if value is not None and value < 1:
             fail(f"--{name} is {value}: ask for 1 or more")
-    if json is not None and json != "-":
-        check_writable(Path(json))
+    check_writable(json)
     wanted = None if types is None else _names("types", types)
     named = None if methods is None else _names("methods", methods)
     given, chosen = _prompts(prompts, wanted), _methods(named)
-    errors = Console(stderr=True)
-    with contextlib.redirect_stdout(sys.stderr), errors.status(f"Loading {model or 'the embedded model'} ..."):
-        loaded = load(model, None if backend is None else backend.value)
+    loaded = announced(model, backend)
     with contextlib.redirect_stdout(sys.stderr):
         from tl_neuron_attr.evaluation import compare_methods
         from tl_neuron_attr.knowledge import check_answers
@@ -89,17 +84,9 @@ def evaluate(
             )
         except ValueError as error:
             fail(str(error))
-    if json == "-":
-        typer.echo(found.to_json())
-        return
     from tl_neuron_attr.comparison_table import render
 
-    Console(highlight=False, soft_wrap=False).print(render(found, check))
-    if json is not None:
-        try:
-            found.to_json(json)
-        except OSError as error:
-            fail(f"cannot write {json}: {error.strerror or error}")
+    deliver(found, json, lambda: render(found, check))
 
 
 def _names(option: str, given: str) -> list[str]:

@@ -1,10 +1,14 @@
 """What the commands share: refusing bad input in one line, loading a model, checking files before any work."""
 
+import contextlib
 import enum
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import typer
+from rich.console import Console
 
 PROGRAM = "tl-neuron-attr"
 
@@ -26,6 +30,26 @@ def load(name: str | None, backend: Literal["bridge", "hooked"] | None) -> Any:
         fail(str(error))
 
 
+def announced(model: str | None, backend: Backend | None) -> Any:
+    """:func:`load`, saying on standard error that it goes on; whatever libraries print goes there too."""
+    status = Console(stderr=True).status(f"Loading {model or 'the embedded model'} ...")
+    with contextlib.redirect_stdout(sys.stderr), status:
+        return load(model, None if backend is None else backend.value)
+
+
+def deliver(found: Any, json: str | None, shown: Callable[[], Any]) -> None:
+    """A result as JSON on standard output (``"-"``), or as a table and in a file if one is named."""
+    if json == "-":
+        typer.echo(found.to_json())
+        return
+    Console(highlight=False, soft_wrap=False).print(shown())
+    if json is not None:
+        try:
+            found.to_json(json)
+        except OSError as error:
+            fail(f"cannot write {json}: {error.strerror or error}")
+
+
 def as_text(name: str, given: str) -> str:
     """An argument as text, also where the locale left its bytes undecoded."""
     try:
@@ -34,8 +58,11 @@ def as_text(name: str, given: str) -> str:
         fail(f"the {name} {given!a} is not text in UTF-8")
 
 
-def check_writable(path: Path) -> None:
+def check_writable(json: str | None) -> None:
     """Refuse a folder, or a file in a folder that is not there, before any work is done for it."""
+    if json is None or json == "-":
+        return
+    path = Path(json)
     if path.is_dir():
         fail(f"cannot write {path}: it is a folder; give a file name")
     if not path.parent.is_dir():

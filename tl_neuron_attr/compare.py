@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from tl_neuron_attr.arithmetic import without_autocast
-from tl_neuron_attr.candidates import Candidates
+from tl_neuron_attr.candidates import Candidates, coefficients_of
 from tl_neuron_attr.neurons import Kind, check_kind
 from tl_neuron_attr.numbering import chosen_layers
 from tl_neuron_attr.ranking import check_count
@@ -86,7 +86,7 @@ def compare(
         kind=kind,
         ids=a.numbering.ids(found.numbers),
         scores=found.scores,
-        coefficients=a.coefficients_of(found.numbers),
+        coefficients=coefficients_of(trace_a, a.numbering, found.numbers),
         method="log_prob_increase_difference",
         n_evaluated=found.n_evaluated,
         n_neurons=sum(a.numbering.sizes),
@@ -94,7 +94,7 @@ def compare(
         columns={
             "score_a": tuple(score_a.tolist()),
             "score_b": tuple(score_b.tolist()),
-            "coefficient_b": tuple(b.coefficients_of(found.numbers).tolist()),
+            "coefficient_b": tuple(coefficients_of(trace_b, b.numbering, found.numbers).tolist()),
         },
     )
 

@@ -68,9 +68,7 @@ _TABLE = (
         CoefficientInverseRank().find,
     ),
     Method("direct_logit", "a u_t, u = W_U' N(v)", _WEIGHTS, "direct logit attribution", static.direct_logit),
-    Method(
-        "gradient", "a g", "one forward and backward pass", "Simonyan et al., 2014", GradientTimesActivation().find
-    ),
+    Method("gradient", "a g", _ONE_BACKWARD, "Simonyan et al., 2014", GradientTimesActivation().find),
     Method(
         "integrated_gradients",
         "a times g averaged on the way from zero, each layer alone",

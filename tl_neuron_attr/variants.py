@@ -14,12 +14,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tl_neuron_attr.ablation import hooks_for
-from tl_neuron_attr.checks import TOLERANCE
 from tl_neuron_attr.hooking import logits_with, never_fired
 from tl_neuron_attr.modes import Mode
 from tl_neuron_attr.outcomes import Outcomes
 from tl_neuron_attr.protocol import Protocol
 from tl_neuron_attr.selection import Selection
+from tl_neuron_attr.tolerance import TOLERANCE
 
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
