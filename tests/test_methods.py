@@ -445,3 +445,14 @@ def test_results_survive_json() -> None:
         back = na.RankedNeurons.from_json(ranked.to_json())
         assert back.method == ranked.method and back.ids == ranked.ids and back.scores.equal(ranked.scores)
         assert list(ranked.to_frame().score) == ranked.scores.tolist()
+
+
+@pytest.mark.parametrize("backend", zoo.BACKENDS)
+def test_ranks_of_other_weights_are_refused(backend: str) -> None:
+    model = zoo.build(zoo.hf_model("gpt2"), backend)
+    ranks = na.InverseRanks(model, [42])
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.0)
+    trace = na.trace(model, list(zoo.TOKENS), 42)
+    with pytest.raises(ValueError, match="make the trace \\(and any InverseRanks\\) again"):
+        na.value_neurons(trace, "mlp", k=3, method=na.InverseRank(ranks))

@@ -74,7 +74,7 @@ class ModelView:
         if _weights_state(self.model) != self._state:
             raise ValueError(
                 f"the weights of {self.name} changed since the trace was made, so its activations are not of this "
-                f"model: make the trace again"
+                f"model: make the trace (and any InverseRanks) again"
             )
 
     # ---- refusals -------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class InverseRanks:
     """Ranks of some answers under every output row of a model, for every prompt with one of those answers.
 
     Args:
-        model: the model, with the weights as they are now; make a new one after changing them.
+        model: the model, with the weights as they are now; ranks of weights changed since are refused.
         tokens: the answers: token ids, strings of one token, or ``AnyOf``; others are added when asked for.
         kind: ``"mlp"`` or ``"attn"``.
         layers: those to serve, by default all.
@@ -87,7 +87,8 @@ class InverseRanks:
         return self._view.model
 
     def check(self, model: Any, kind: Kind) -> None:
-        """Raise :class:`ValueError` where a trace is of another model, or neurons of another kind."""
+        """Raise :class:`ValueError` for a trace of another model, neurons of another kind, or changed weights."""
+        self._view.check_unchanged()
         if model is not self.model or kind != self._kind:
             raise ValueError(
                 f"these ranks are of {self._kind} rows of {self._view.name}, the trace's model or kind ({kind}) is "
