@@ -20,21 +20,26 @@ class Backend(str, enum.Enum):
     hooked = "hooked"
 
 
-def load(name: str | None, backend: Literal["bridge", "hooked"] | None) -> Any:
+def load(name: str | None, backend: Literal["bridge", "hooked"] | None, device: str | None = None) -> Any:
     """The embedded model, or a named one; every way in which loading fails is one line for the user."""
     from tl_neuron_attr.models import load_demo_model, load_model
 
     try:
-        return load_demo_model(backend) if name is None else load_model(name, backend)
+        if name is not None:
+            return load_model(name, backend)
+        return load_demo_model(backend) if device is None else load_demo_model(backend, device=device)
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         fail(str(error))
 
 
-def announced(model: str | None, backend: Backend | None) -> Any:
-    """:func:`load`, saying on standard error that it goes on; whatever libraries print goes there too."""
+def announced(model: str | None, backend: Backend | None, device: str | None = None) -> Any:
+    """:func:`load`, saying on standard error that it goes on; whatever libraries print goes there too.
+
+    ``device`` is where the embedded model goes; TransformerLens chooses it for the others.
+    """
     status = Console(stderr=True).status(f"Loading {model or 'the embedded model'} ...")
     with contextlib.redirect_stdout(sys.stderr), status:
-        return load(model, None if backend is None else backend.value)
+        return load(model, None if backend is None else backend.value, device)
 
 
 def deliver(found: Any, json: str | None, shown: Callable[[], Any]) -> None:
