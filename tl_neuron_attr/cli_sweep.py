@@ -8,7 +8,7 @@ imported until it is needed.
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -38,6 +38,7 @@ def sweep(
     convention: Annotated[
         Convention, typer.Option(help="exact: scores sum to the log-probability. paper: as published.")
     ] = Convention.exact,
+    leading_space: Annotated[bool, typer.Option(help="Whether answers without a space before them get one.")] = True,
     part_size: Annotated[int, typer.Option(help="How many prompts a file, so how many a kill can cost.")] = 64,
     memory_budget: Annotated[int, typer.Option(metavar="MIB", help="For a batch's activations and products.")] = 1024,
     json: Annotated[
@@ -61,7 +62,13 @@ def sweep(
         if value < 1:
             fail(f"--{name} is {value}: ask for 1 or more")
     check_writable(json)
-    _check(prompts, out, k, query, convention.value, part_size)
+    settings: dict[str, Any] = {
+        "k": k,
+        "query": query,
+        "convention": convention.value,
+        "leading_space": leading_space,
+    }
+    _check(prompts, out, part_size, settings)
     with contextlib.redirect_stdout(sys.stderr):
         from tl_neuron_attr.workers import Workers
 
@@ -75,13 +82,11 @@ def sweep(
                 loaded,
                 Path(prompts),
                 out,
-                k=k,
-                query=query,
                 batch_size=batch_size,
-                convention=convention.value,
                 part_size=part_size,
                 memory_budget=memory_budget * 2**20,
                 progress=progress,
+                **settings,
             )
         except ValueError as error:
             fail(str(error))
@@ -97,14 +102,14 @@ def sweep(
         raise typer.Exit(INCOMPLETE)
 
 
-def _check(prompts: str, out: str, k: int, query: bool, convention: str, part_size: int) -> None:
+def _check(prompts: str, out: str, part_size: int, settings: dict[str, Any]) -> None:
     """Refuse what can be known to be wrong before a model is loaded."""
     from tl_neuron_attr.sweep_plan import plan_of, settings_of, versions
     from tl_neuron_attr.sweep_store import check_same, read_manifest
 
     folder = Path(out)
     try:
-        plan = plan_of(Path(prompts), None, part_size)
+        plan = plan_of(Path(prompts), None, part_size, settings["leading_space"])
     except OSError as error:
         fail(f"cannot read {prompts}: {error.strerror or error}")
     except ValueError as error:
@@ -112,7 +117,7 @@ def _check(prompts: str, out: str, k: int, query: bool, convention: str, part_si
     try:
         if (folder / "manifest.json").exists():
             begun = read_manifest(folder)
-            check_same(folder, begun["settings"], settings_of(plan, k=k, query=query, convention=convention))
+            check_same(folder, begun["settings"], settings_of(plan, **settings))
             check_same(folder, begun["versions"], versions(), "version of ")
         elif folder.exists() and not folder.is_dir():
             fail(f"cannot write {out}: it is a file; give a folder")

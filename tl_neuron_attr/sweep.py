@@ -90,6 +90,7 @@ def sweep(
     batch_size: int = 16,
     convention: Convention = "exact",
     prepend_bos: bool | None = None,
+    leading_space: bool = True,
     part_size: int = PART_SIZE,
     memory_budget: int = DEFAULT_MEMORY_BUDGET,
     progress: bool = True,
@@ -112,6 +113,7 @@ def sweep(
         batch_size: how many prompts to run and rank at once, memory permitting. Not part of what must stay the same.
         convention: as for :func:`trace`.
         prepend_bos: as for :func:`trace`.
+        leading_space: for a file, whether answers without a space before them get one, as for :func:`read_prompts`.
         part_size: how many prompts make a part, so how much work a kill can cost.
         memory_budget: bytes for a batch's activations and products.
         progress: whether to show a progress bar on standard error; none is shown where that is not a terminal.
@@ -141,14 +143,16 @@ def sweep(
         raise ValueError(f"memory_budget={memory_budget} bytes: give at least one MiB (2**20)")
     view, vocabulary = prepare(model, convention)
     checked_layers(view, "mlp", None)
-    plan = plan_of(prompts, targets, part_size)
+    plan = plan_of(prompts, targets, part_size, leading_space)
     settings = {
         "model": view.name,
         "class": type(model).__name__,
         "revision": view.revision,
         "weights": view.fingerprint(),
         "dtype": str(view.dtype).removeprefix("torch."),
-        **settings_of(plan, k=k, query=query, convention=convention, prepend_bos=prepend_bos),
+        **settings_of(
+            plan, k=k, query=query, convention=convention, leading_space=leading_space, prepend_bos=prepend_bos
+        ),
     }
     folder = SweepFolder(out, settings, versions())
     wanted = Wanted(k, query, convention, prepend_bos, batch_size, memory_budget)

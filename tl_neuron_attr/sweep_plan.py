@@ -62,7 +62,7 @@ class Plan:
         return self.entries[index * self.part_size : (index + 1) * self.part_size]
 
 
-def plan_of(prompts: Any, targets: Sequence[Any] | None, part_size: int) -> Plan:
+def plan_of(prompts: Any, targets: Sequence[Any] | None, part_size: int, leading_space: bool = True) -> Plan:
     """Read and number the prompts.
 
     Raises :class:`ValueError` for none, for one string instead of a list, for targets that do not fit; OSError for a
@@ -73,7 +73,7 @@ def plan_of(prompts: Any, targets: Sequence[Any] | None, part_size: int) -> Plan
     if isinstance(prompts, Path) or (isinstance(prompts, str) and prompts.lower().endswith((".jsonl", ".csv"))):
         if targets is not None:
             raise ValueError("targets= goes with a list of prompts: in a file each prompt's target is its answer")
-        entries, digest = _of_file(Path(prompts))
+        entries, digest = _of_file(Path(prompts), leading_space)
     else:
         entries = _of_list(prompts, targets)
         digest = _sha256("\n".join(_canonical(entry) for entry in entries).encode())
@@ -82,10 +82,10 @@ def plan_of(prompts: Any, targets: Sequence[Any] | None, part_size: int) -> Plan
     return Plan(tuple(entries), digest, part_size)
 
 
-def _of_file(path: Path) -> tuple[list[Entry], str]:
+def _of_file(path: Path, leading_space: bool) -> tuple[list[Entry], str]:
     digest = _sha256(path.read_bytes())
     entries: list[Entry] = []
-    for number, (line, read) in enumerate(read_lines(path, needed=("prompt",))):
+    for number, (line, read) in enumerate(read_lines(path, needed=("prompt",), leading_space=leading_space)):
         if isinstance(read, BadLine):
             entries.append(Entry(number, line, None, problem=read.reason))
         else:
@@ -127,7 +127,7 @@ def _sha256(data: bytes) -> str:
 
 
 def settings_of(
-    plan: Plan, *, k: int, query: bool, convention: str, prepend_bos: bool | None = None
+    plan: Plan, *, k: int, query: bool, convention: str, leading_space: bool, prepend_bos: bool | None = None
 ) -> dict[str, Any]:
     """What must stay the same and is known without a model."""
     return {
@@ -136,6 +136,7 @@ def settings_of(
         "query": query,
         "n_queried": N_QUERIED if query else None,
         "prepend_bos": prepend_bos,
+        "leading_space": leading_space,
         "part_size": plan.part_size,
         "n_prompts": len(plan.entries),
         "prompts": plan.digest,
