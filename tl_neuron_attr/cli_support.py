@@ -43,11 +43,15 @@ def announced(model: str | None, backend: Backend | None, device: str | None = N
 
 
 def deliver(found: Any, json: str | None, shown: Callable[[], Any]) -> None:
-    """A result as JSON on standard output (``"-"``), or as a table and in a file if one is named."""
+    """A result as JSON on standard output (``"-"``), or as a table (or text) and in a file if one is named."""
     if json == "-":
         typer.echo(found.to_json())
         return
-    Console(highlight=False, soft_wrap=False).print(shown())
+    told = shown()
+    if isinstance(told, str):
+        typer.echo(told)
+    else:
+        Console(highlight=False, soft_wrap=False).print(told)
     if json is not None:
         try:
             found.to_json(json)

@@ -83,14 +83,13 @@ def plan_of(prompts: Any, targets: Sequence[Any] | None, part_size: int, leading
 
 
 def _of_file(path: Path, leading_space: bool) -> tuple[list[Entry], str]:
-    digest = _sha256(path.read_bytes())
     entries: list[Entry] = []
     for number, (line, read) in enumerate(read_lines(path, needed=("prompt",), leading_space=leading_space)):
         if isinstance(read, BadLine):
             entries.append(Entry(number, line, None, problem=read.reason))
         else:
             entries.append(Entry(number, line, read.prompt, read.answer or None, read.type))
-    return entries, digest
+    return entries, _sha256(path.read_bytes())
 
 
 def _of_list(prompts: Any, targets: Sequence[Any] | None) -> list[Entry]:

@@ -5,7 +5,7 @@ The same numbers as from traces: :func:`layer_means`, :func:`layer_sums`, :func:
 are read one after the other, so a table over a sweep of any length needs the memory of one part.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -81,8 +81,8 @@ class SweepFiles:
 
     def prompts(self) -> "pandas.DataFrame":
         """One row a prompt that has a result."""
-        frame = self._frame("prompts")
-        return frame[frame["error"].isna()].drop(columns=["error_kind", "error"]).reset_index(drop=True)
+        names = [name for name in TABLES["prompts"].names if name not in ("error_kind", "error")]
+        return self._frame("prompts", names, {"error": None})
 
     def errors(self) -> "pandas.DataFrame":
         """One row a prompt that has none: prompt, line, text, type, error_kind, error."""
@@ -109,8 +109,7 @@ class SweepFiles:
             names = [name for name in names if kind == "attn" or name != "source_token"]
         names = [name for name in names if role == "query" or name != "pos"]
         self._check_role(role)
-        filters = [("role", role), *([] if kind is None else [("kind", kind)])]
-        return self._frame("neurons", names, dict(filters))
+        return self._frame("neurons", names, {"role": role, **({} if kind is None else {"kind": kind})})
 
     def layer_means(self) -> "pandas.DataFrame":
         """Mean score of every layer: type, layer, attn, mlp (as :func:`layer_means`)."""
@@ -151,7 +150,9 @@ class SweepFiles:
                     _add(summed, row["layer"], row["head"], row["score"])
         return best_heads(sums, fraction)
 
-    def _frame(self, table: str, columns: list[str] | None = None, where: dict[str, str] | None = None) -> Any:
+    def _frame(
+        self, table: str, columns: list[str] | None = None, where: Mapping[str, str | None] | None = None
+    ) -> Any:
         import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 
         schema = TABLES[table]
@@ -194,7 +195,8 @@ class SweepFiles:
         )
 
 
-def _where(table: Any, wanted: dict[str, str] | None) -> Any:
+def _where(table: Any, wanted: Mapping[str, str | None] | None) -> Any:
+    """The rows with these values; ``None`` is an empty cell."""
     for column, value in (wanted or {}).items():
         table = table.filter([given == value for given in table[column].to_pylist()])
     return table

@@ -100,7 +100,8 @@ def render(found: SweepSummary) -> ConsoleRenderable:
     unreadable = files.n_done - int(found.prompts[["results", "without"]].to_numpy().sum())
     also = f", {unreadable:,} of them unreadable" if unreadable else ""
     parts: list[ConsoleRenderable] = [
-        Text(f"{files.n_done:,} of {files.n_prompts:,} prompts done{also}: {settings['model']}", "bold"),
+        Text(f"{files.n_done:,} of {files.n_prompts:,} prompts done{also}", "bold"),
+        Text(f"model {settings['model']}"),
         Text(f"top {settings['k']} neurons, convention {settings['convention']}; scores in nats, means over prompts"),
         _title("Prompts, target's log-probability, sums of layers, heads"),
         _prompts(found),
