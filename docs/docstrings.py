@@ -7,6 +7,7 @@ their simple tables for text, their indented equations for code with backticks i
 * an indented block                    -> a fenced one, its double backticks taken away
 * ``::`` before an indented block      -> ``:`` and a fenced block of Python
 * ``:func:`name```, ``:mod:`name```    -> the name in backticks, a link where a page has it
+* ``>>>`` without a section             -> a fenced block of Python
 * ``Example:``                         -> ``Examples:``, the section's name in the Google style
 """
 
@@ -40,6 +41,8 @@ def to_markdown(text: str) -> str:
             at = _table(lines, at, out)
         elif _SECTION.match(line):
             at = _section(lines, at, out)
+        elif line.startswith(">>> "):
+            at = _example(lines, at, out)
         elif line.startswith("    ") and out and not out[-1].strip():
             at = _indented(lines, at, out)
         else:
@@ -64,7 +67,9 @@ def _table(lines: list[str], at: int, out: list[str]) -> int:
     starts = [indent + found.start() for found in re.finditer("=+", lines[at].strip())]
     ends = [*starts[1:], None]
     close = [i for i in range(at + 1, len(lines)) if _RULE.match(lines[i].strip())]
-    head, last = (close[0], close[1]) if len(close) > 1 and not _blank_between(lines, close[0], close[1]) else (at, close[0])
+    head, last = (
+        (close[0], close[1]) if len(close) > 1 and not _blank_between(lines, close[0], close[1]) else (at, close[0])
+    )
     rows: list[list[str]] = []
     for line in lines[at + 1 : last]:
         if _RULE.match(line.strip()):
@@ -81,6 +86,13 @@ def _table(lines: list[str], at: int, out: list[str]) -> int:
     out.append("|" + " --- |" * len(starts))
     out += ["| " + " | ".join(row) + " |" for row in cells_of[1:]]
     return last + 1
+
+
+def _example(lines: list[str], at: int, out: list[str]) -> int:
+    """Doctests outside a section, to the next blank line."""
+    end = next((i for i in range(at, len(lines)) if not lines[i].strip()), len(lines))
+    out += ["```python", *lines[at:end], "```"]
+    return end
 
 
 def _blank_between(lines: list[str], first: int, last: int) -> bool:

@@ -7,9 +7,9 @@ import inspect
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import latex2mathml.converter
+from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
 
 HERE = Path(__file__).parent
@@ -25,11 +25,16 @@ _found: set[str] = set()
 
 
 def inline_math(source: str, *_: Any, **__: Any) -> str:
-    return latex2mathml.converter.convert(source)
+    return _mathml(source, "inline")
 
 
 def block_math(source: str, *_: Any, **__: Any) -> str:
-    return f'<div class="equation">{latex2mathml.converter.convert(source, display="block")}</div>'
+    return f'<div class="equation">{_mathml(source, "block")}</div>'
+
+
+def _mathml(source: str, display: Literal["inline", "block"]) -> str:
+    """MathML, with the space between a function's name and what it is applied to that the converter leaves out."""
+    return re.sub(r"(<mi>(?:log|exp)</mi>)(?!<mo)", r'\1<mspace width="0.17em"/>', convert(source, display=display))
 
 
 def public_names() -> dict[str, set[str]]:
