@@ -103,6 +103,29 @@ def test_help_shows_an_example(arguments):
     assert all(len(line) <= 80 for line in result.output.splitlines())
 
 
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("tl-neuron-attr ", "explain"), ("tl-neuron-attr explain x --con", "--convention")],
+)
+def test_the_shell_completes_commands_and_options_at_once(words, offered):
+    script = (
+        "import os, sys\nfrom tl_neuron_attr.cli import main\n"
+        f"os.environ.update(_TL_NEURON_ATTR_COMPLETE='complete_bash', COMP_WORDS={words!r}, "
+        f"COMP_CWORD='{len(words.split(' ')) - 1}')\n"
+        "try:\n    main([])\nfinally:\n"
+        "    heavy = {'torch', 'transformer_lens', 'pandas', 'plotly'} & set(sys.modules)\n"
+        "    assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert offered in done.stdout.split()
+
+
+def test_completion_can_be_shown(capsys):
+    assert main(["--show-completion"]) == 0
+    assert "_TL_NEURON_ATTR_COMPLETE" in capsys.readouterr().out
+
+
 # --- explaining
 
 
