@@ -63,6 +63,6 @@ def as_html(head: Sequence[str], columns: Mapping[str, Sequence[Cell]], left_out
     more = f"<div>... and {left_out:,} more</div>" if left_out else ""
     caption = "<br>".join(html.escape(line) for line in head)
     return (
-        f'<div><table><caption style="text-align:left">{caption}</caption>'
+        f'<div><table><caption style="text-align:left;white-space:nowrap">{caption}</caption>'
         f"<thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>{more}</div>"
     )
