@@ -39,7 +39,7 @@ lint: $(VENV)/.installed
 
 # Every public name is on a page, and no warning is let through, or the build fails.
 docs: $(VENV)/.installed
-	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict -f docs/mkdocs.yml
+	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict -f docs/mkdocs.yml
 	@echo "open docs/site/index.html"
 
 notebooks: $(VENV)/.installed

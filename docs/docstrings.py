@@ -22,13 +22,17 @@ _ROLE = re.compile(r":(?:func|class|meth|mod|data|attr):`~?([^`]+)`")
 _RULE = re.compile(r"=+( +=+)+$")
 # Names as they are written -> where mkdocstrings has them; hooks.py fills it before the pages are built.
 PAGES: dict[str, str] = {}
+# Whether names mean figures first: `ranks` is one in the text of `plots`, and a module elsewhere.
+_figures = False
 
 
 class Markdown(griffe.Extension):
     """Rewrites every docstring once, when its object has been read."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        global _figures
         if obj.docstring:
+            _figures = obj.path == "tl_neuron_attr.plots"
             obj.docstring.value = to_markdown(obj.docstring.value)
 
 
@@ -128,5 +132,7 @@ def _roles(line: str) -> str:
 
 def _link(name: str) -> str:
     page = PAGES.get(name.removeprefix("tl_neuron_attr."), PAGES.get(name))
+    if _figures:
+        page = PAGES.get(f"plots.{name}", page)
     shown = name.removeprefix("tl_neuron_attr.") if page is None or name in PAGES else name
     return f"[`{shown}`][{page}]" if page else f"`{shown}`"

@@ -56,6 +56,8 @@ def on_config(config: Any) -> Any:
         docstrings.PAGES[path.removeprefix("tl_neuron_attr.")] = path  # modules by their path in the package
         if path.rpartition(".")[2] in na.__all__:
             docstrings.PAGES[path.rpartition(".")[2]] = path
+    for name in na.plots.__all__:
+        docstrings.PAGES[f"plots.{name}"] = f"tl_neuron_attr.plots.{name}"
     return config
 
 
