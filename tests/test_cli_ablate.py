@@ -11,7 +11,7 @@ from tl_neuron_attr import cli_ablate, models
 from tl_neuron_attr.cli import main
 
 PROMPT = "The capital of France is"
-LABELS = ("L27N846", "L23H4D38@3", "L29H1", "L28N625")
+LABELS = ("L27N846", "L23H4", "L29H1D46@4")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_the_table_is_what_the_library_finds_and_fits_80_columns(demo: Any, caps
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert all(len(line) <= 80 for line in out.splitlines())
     trace = na.trace(demo, PROMPT, " Paris")
-    ids = [na.MLPNeuron(27, 846), na.AttnNeuron(23, 4, 38, 3), na.Head(29, 1), na.MLPNeuron(28, 625)]
+    ids = [na.MLPNeuron(27, 846), na.Head(23, 4), na.AttnNeuron(29, 1, 46, 4)]
     effect = na.ablation_effect(trace, ids, controls=5, seed=3)
     assert path.read_text(encoding="utf-8").rstrip("\n") == effect.to_json()
     assert lines[0] == f"'{PROMPT}' -> ' Paris'"
