@@ -41,6 +41,12 @@ RATIOS = {
 }
 
 
+def throughput(run: dict[str, Any]) -> dict[int, float]:
+    """Prompts a second of a sweep, by batch size."""
+    jobs = [one for one in run["benchmarks"] if one["extra_info"].get("job") == "sweep"]
+    return {one["extra_info"]["batch_size"]: one["extra_info"]["n_prompts"] / one["stats"]["median"] for one in jobs}
+
+
 def medians(run: dict[str, Any]) -> dict[str, dict[int, dict[str, Any]]]:
     """Median seconds, spread (interquartile) and whether extrapolated, by row and length."""
     by_name = {one["name"]: one for one in run["benchmarks"]}
@@ -94,6 +100,12 @@ if __name__ == "__main__":
     source, folder = Path(sys.argv[1]), Path(sys.argv[2])
     measured = medians(json.loads(source.read_text()))
     compared = ratios(measured)
-    (folder / "table.json").write_text(json.dumps({"seconds": measured, "ratios": compared}, indent=1) + "\n")
-    (folder / "table.md").write_text(markdown(measured, compared))
-    sys.stdout.write(markdown(measured, compared))
+    swept = throughput(json.loads(source.read_text()))
+    record = {"seconds": measured, "ratios": compared, "sweep, prompts a second": swept}
+    (folder / "table.json").write_text(json.dumps(record, indent=1) + "\n")
+    shown_text = markdown(measured, compared)
+    shown_text += "".join(
+        f"\nA sweep, {size} at a time: {speed:.2f} prompts a second\n" for size, speed in swept.items()
+    )
+    (folder / "table.md").write_text(shown_text)
+    sys.stdout.write(shown_text)
