@@ -141,7 +141,7 @@ def test_memory_stays_under_its_budget(tmp_path: Path) -> None:
 
 
 def test_lists_of_ids_knowledge_prompts_targets_and_bos(model: Any, tmp_path: Path) -> None:
-    prompts = [[0, 5, 27], torch.tensor([0, 9, 4]), na.KnowledgePrompt("t5 t27", "t8", "x"), "t5 t27", "t5 t27"]
+    prompts = [[0, 5, 27], torch.tensor([[0, 9, 4]]), na.KnowledgePrompt("t5 t27", "t8", "x"), "t5 t27", "t5 t27"]
     swept(model, prompts, tmp_path / "a", targets=[None, 7, None, "t3", na.AnyOf(["t3", "t4"])], prepend_bos=True)
     frame = na.load_sweep(tmp_path / "a").prompts()
     assert [list(ids) for ids in frame["tokens"]] == [[0, 5, 27], [0, 9, 4], [0, 5, 27], [0, 5, 27], [0, 5, 27]]

@@ -72,7 +72,10 @@ def sweep(
     with contextlib.redirect_stdout(sys.stderr):
         from tl_neuron_attr.workers import Workers
 
-        workers = Workers()
+        try:
+            workers = Workers()
+        except ValueError as error:
+            fail(str(error))
     loaded = announced(model, backend, workers.device)
     with contextlib.redirect_stdout(sys.stderr):
         from tl_neuron_attr.sweep import sweep as run

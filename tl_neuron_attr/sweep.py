@@ -194,7 +194,8 @@ class _Run:
 
         def done(count: int, failed: int) -> None:
             self._n_failed += failed
-            bar.update(count * self._workers.count)  # the others are about as fast
+            ahead = count * self._workers.count  # the others are about as fast
+            bar.update(ahead if bar.total is None else min(ahead, bar.total - bar.n))
             if failed:
                 bar.set_postfix(errors=self._n_failed, refresh=False)
 

@@ -108,7 +108,9 @@ def _of_list(prompts: Any, targets: Sequence[Any] | None) -> list[Entry]:
             chosen = prompt.answer or None if target is None else target
             entry = Entry(number, None, prompt.prompt, chosen, prompt.type)
         elif not isinstance(prompt, str) and hasattr(prompt, "tolist"):
-            entry = Entry(number, None, prompt.tolist(), target)
+            ids = prompt.tolist()
+            one_row = isinstance(ids, list) and len(cast("list[Any]", ids)) == 1 and isinstance(ids[0], list)
+            entry = Entry(number, None, ids[0] if one_row else ids, target)
         if entry.text is not None and any("\ud800" <= letter <= "\udfff" for letter in entry.text):
             problem = "the prompt holds half of a surrogate pair, which is no letter"
             entry = Entry(number, None, None, target, problem=problem)

@@ -51,11 +51,18 @@ class Workers:
         return list(items) if self._state is None else list(items[self._state.process_index :: self.count])
 
     def from_main(self, make: Callable[[], _Value]) -> _Value:
-        """What the main process makes, on every process; the others wait for it."""
+        """What the main process makes, or the error it raises, on every process; the others wait for it."""
         if self._state is None:
             return make()
-        box: list[Any] = [make() if self.is_main else None]
+        box: list[Any] = [None, None]
+        if self.is_main:
+            try:
+                box[0] = make()
+            except (ValueError, OSError) as error:
+                box[1] = error
         importlib.import_module("accelerate.utils").broadcast_object_list(box, from_process=0)
+        if box[1] is not None:
+            raise box[1]
         return box[0]
 
     def gather(self, items: list[_Value]) -> list[_Value]:
