@@ -17,7 +17,7 @@ from sweep_prompts import LINES, files, write
 from test_precision_memory import Memory, wide
 
 import tl_neuron_attr as na
-from tl_neuron_attr import batching, sweep_rows, sweep_store
+from tl_neuron_attr import batching, sweep_parts, sweep_store
 
 BACKEND = zoo.BACKENDS[0]
 
@@ -117,14 +117,14 @@ def test_prompts_of_one_length_run_together_and_as_many_as_the_budget_allows(
         rows.together = lambda batch: sizes.append(len(batch)) or together(batch)
         return rows
 
-    monkeypatch.setattr(sweep_rows, "rows_of", counted)
+    monkeypatch.setattr(sweep_parts, "rows_of", counted)
     prompts = [line["prompt"] for line in LINES]
     swept(model, prompts, tmp_path / "a", part_size=11, batch_size=4)
     assert sizes == [4, 4, 2]  # of 3, 4 (five of them: one is left to run alone) and 5 tokens
     sizes.clear()
     swept(model, prompts, tmp_path / "b", part_size=11, batch_size=4, memory_budget=2**20)
     assert max(sizes) == 4
-    monkeypatch.setattr(sweep_rows.PartRunner, "_fitting", lambda self, length: 2)
+    monkeypatch.setattr(sweep_parts.PartRunner, "_fitting", lambda self, length: 2)
     sizes.clear()
     swept(model, prompts, tmp_path / "c", part_size=11, batch_size=4)
     assert sizes == [2] * 5
@@ -217,7 +217,7 @@ def test_a_prompt_that_fails_on_the_way_costs_itself_only(
 def test_what_memory_does_not_hold_at_once_runs_alone(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rank = sweep_rows._ranked
+    rank = sweep_parts._ranked
     prompts = [line["prompt"] for line in LINES]
 
     def small(traces: Any, *rest: Any) -> Any:
@@ -225,7 +225,7 @@ def test_what_memory_does_not_hold_at_once_runs_alone(
             raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return rank(traces, *rest)
 
-    monkeypatch.setattr(sweep_rows, "_ranked", small)
+    monkeypatch.setattr(sweep_parts, "_ranked", small)
     done = swept(model, prompts, tmp_path / "out")
     assert [(error.prompt, error.kind) for error in done.errors] == [(3, "memory")]
     assert na.load_sweep(tmp_path / "out").prompts()["prompt"].tolist() == [0, 1, 2, *range(4, 11)]
@@ -242,9 +242,9 @@ def test_what_is_no_prompts_fault_ends_the_run_and_the_next_goes_on(
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return rank(traces, *rest)
 
-    rank = sweep_rows._ranked
+    rank = sweep_parts._ranked
     with monkeypatch.context() as patch:
-        patch.setattr(sweep_rows, "_ranked", broken)
+        patch.setattr(sweep_parts, "_ranked", broken)
         with pytest.raises(RuntimeError, match="illegal memory access"):
             swept(model, prompts, tmp_path / "out", batch_size=1)
     done = swept(model, prompts, tmp_path / "out", batch_size=3)
@@ -254,14 +254,14 @@ def test_what_is_no_prompts_fault_ends_the_run_and_the_next_goes_on(
 def test_warnings_of_query_scores_are_kept_with_their_prompt(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    query = sweep_rows.query_neurons
+    query = sweep_parts.query_neurons
 
     def warned(trace: Any, *given: Any, **options: Any) -> Any:
         if trace.prompt == LINES[1]["prompt"]:
             warnings.warn("L0N1 hardly meets its stream", na.TinyDenominatorWarning, stacklevel=1)
         return query(trace, *given, **options)
 
-    monkeypatch.setattr(sweep_rows, "query_neurons", warned)
+    monkeypatch.setattr(sweep_parts, "query_neurons", warned)
     swept(model, [line["prompt"] for line in LINES[:3]], tmp_path / "out", query=True)
     told = na.load_sweep(tmp_path / "out").prompts()["warning"].tolist()
     assert told[1] == "L0N1 hardly meets its stream"

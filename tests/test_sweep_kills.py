@@ -17,7 +17,7 @@ import zoo
 from sweep_prompts import LINES, files, write
 
 import tl_neuron_attr as na
-from tl_neuron_attr import sweep_rows, sweep_schema, sweep_store
+from tl_neuron_attr import sweep_parts, sweep_schema, sweep_store
 
 PARTS = 3
 PROMPTS = [
@@ -46,7 +46,7 @@ class Sweep:
         self.computed: Counter[int] = Counter()
         self.points: Callable[[], None] = lambda: None
         known: dict[int, Any] = {}
-        compute = sweep_rows.PartRunner.tables
+        compute = sweep_parts.PartRunner.part
 
         def tables(runner: Any, entries: Any, done: Any) -> Any:
             first = entries[0].number
@@ -56,7 +56,7 @@ class Sweep:
             self.computed[first] += 1
             return known[first]
 
-        patch.setattr(sweep_rows.PartRunner, "tables", tables)
+        patch.setattr(sweep_parts.PartRunner, "part", tables)
         self.run("whole")
         self.whole = files(folder / "whole")
         assert self.computed == {0: 1, 3: 1, 6: 1}
@@ -192,7 +192,7 @@ def test_a_part_that_cannot_be_read_is_done_again(sweeping: Sweep, table: str) -
 def test_files_of_another_sweep_are_not_taken_for_its_own(sweeping: Sweep) -> None:
     options = {"k": 4, "part_size": 3, "leading_space": False, "progress": False}
     with sweeping.patch.context() as patch:
-        patch.setattr(sweep_rows.PartRunner, "tables", lambda runner, entries, done: empty())
+        patch.setattr(sweep_parts.PartRunner, "part", lambda runner, entries, done: empty())
         na.sweep(sweeping.model, sweeping.path, sweeping.folder / "other", **options)
     for path in (sweeping.folder / "other").rglob("part-00001.parquet"):
         target = sweeping.folder / "whole" / path.relative_to(sweeping.folder / "other")

@@ -1,7 +1,7 @@
 """Many prompts, many processes, nothing lost: every prompt's attribution in files, in one call that can die anywhere.
 
 The prompts are cut into parts by their numbers (:mod:`tl_neuron_attr.sweep_plan`). The parts that are not done yet
-are dealt to the processes; each computes its parts one after the other (:mod:`tl_neuron_attr.sweep_rows`) and
+are dealt to the processes; each computes its parts one after the other (:mod:`tl_neuron_attr.sweep_parts`) and
 writes each part's tables, which appear whole or not at all (:mod:`tl_neuron_attr.sweep_store`). So a run that was
 killed is continued by the same call: parts that are done stay, the others are computed, none twice. A part has the
 same bytes whoever computes it; another batch size moves scores by rounding only.
@@ -22,8 +22,8 @@ from tl_neuron_attr import serialise
 from tl_neuron_attr.neurons import check_count
 from tl_neuron_attr.numbering import checked_layers
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
+from tl_neuron_attr.sweep_parts import PartRunner, Wanted
 from tl_neuron_attr.sweep_plan import PART_SIZE, Plan, plan_of, settings_of, versions
-from tl_neuron_attr.sweep_rows import PartRunner, Wanted
 from tl_neuron_attr.sweep_schema import SCHEMA_VERSION
 from tl_neuron_attr.sweep_store import SweepFolder
 from tl_neuron_attr.trace import Convention, prepare
@@ -199,7 +199,7 @@ class _Run:
             if failed:
                 bar.set_postfix(errors=self._n_failed, refresh=False)
 
-        tables = self._runner.tables(entries, done)
+        tables = self._runner.part(entries, done)
         try:
             self._folder.write(part, tables)
         except OSError as error:
