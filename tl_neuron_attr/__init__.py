@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tl_neuron_attr.comparison import MethodComparison as MethodComparison
     from tl_neuron_attr.curves import AblationCurve as AblationCurve
     from tl_neuron_attr.curves import ablation_curve as ablation_curve
+    from tl_neuron_attr.differences import method_differences as method_differences
     from tl_neuron_attr.effects import AblationEffect as AblationEffect
     from tl_neuron_attr.effects import ablation_effect as ablation_effect
     from tl_neuron_attr.errors import UnsupportedModelError as UnsupportedModelError
@@ -184,6 +185,7 @@ _HOME = {
     "load_demo_model": "models",
     "load_knowledge": "knowledge",
     "mean_activations": "recording",
+    "method_differences": "differences",
     "methods_table": "methods",
     "neuron_sums": "analysis",
     "overlap": "shared",

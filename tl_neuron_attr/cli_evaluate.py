@@ -34,7 +34,8 @@ def evaluate(
         typer.Option(metavar="FILE", help="Your own prompts, JSONL or CSV with prompt and answer (and type)."),
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Methods, with commas between. Default: the eight static.")
+        str | None,
+        typer.Option(metavar="NAMES", help='Methods, with commas between, or "all". Default: the eight static.'),
     ] = None,
     limit: Annotated[
         int | None, typer.Option(help="At most so many answered prompts a type, drawn by the seed.")
@@ -123,10 +124,11 @@ def _prompts(path: str | None, types: Sequence[str] | None) -> "list[KnowledgePr
 def _methods(names: list[str] | None) -> Sequence[Any]:
     """Names that exist, before a model is loaded."""
     from tl_neuron_attr.evaluation import named_methods
-    from tl_neuron_attr.methods import STATIC_METHODS
+    from tl_neuron_attr.methods import METHODS, STATIC_METHODS
 
+    wanted = STATIC_METHODS if names is None else list(METHODS) if names == ["all"] else names
     try:
-        return list(named_methods(STATIC_METHODS if names is None else names).values())
+        return list(named_methods(wanted).values())
     except ValueError as error:
         fail(str(error))
 
