@@ -1,8 +1,10 @@
 """One prediction as a page to read, keep and send: one HTML file that needs no network and no Python."""
 
-import os
 from pathlib import Path
 
+from tl_neuron_attr import serialise
+from tl_neuron_attr.page.build import page
+from tl_neuron_attr.page.story import Story, tell
 from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
 from tl_neuron_attr.trace import Trace
@@ -52,34 +54,16 @@ def report(
         >>> na.report(trace, f"{tempfile.mkdtemp()}/paris.html", k=5, controls=2).name
         'paris.html'
     """
-    path = writable(path)
+    path = serialise.writable(path)
     check_count("k", k)
     check_count("n_tokens", n_tokens)
     if controls < 0:
         raise ValueError(f"controls is {controls}: give the number of random draws, 0 or more")
-    from tl_neuron_attr.page.build import page
-    from tl_neuron_attr.page.story import tell
-
-    story = tell(
-        trace,
-        k=k,
-        n_tokens=n_tokens,
-        controls=controls,
-        seed=seed,
-        memory_budget=memory_budget,
-        progress=progress,
-    )
-    path.write_text(page(story), encoding="utf-8", newline="\n")
+    options = {"k": k, "n_tokens": n_tokens, "controls": controls, "seed": seed}
+    write(tell(trace, **options, memory_budget=memory_budget, progress=progress), path)
     return path
 
 
-def writable(path: str | Path) -> Path:
-    """The path, if a file can be written there; an OSError that says what is wrong otherwise."""
-    path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"cannot write {path}: it is a folder; give a file name")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise PermissionError(f"cannot write {path}: permission denied; choose another place")
-    return path
+def write(story: Story, path: str | Path) -> None:
+    """The page of a story as a file."""
+    Path(path).write_text(page(story), encoding="utf-8", newline="\n")

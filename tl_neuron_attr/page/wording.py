@@ -22,17 +22,19 @@ class Finding:
 def findings(story: Story) -> list[Finding]:
     """The numbers to remember."""
     found, origin = story.found, story.found.provenance
-    outcome = story.ablations[0].curve.before
+    outcome, positive = story.ablations[0].curve.before, story.trace.target.positive
     made = [
         Finding(
             probability(float(outcome.probability[0])),
-            f"probability of {origin.target}" if not story.trace.target.is_linear else "probability of the first",
+            f"probability of {' | '.join(quoted(each.token) for each in story.targets if each.token_id in positive)}",
             f"rank {int(outcome.rank[0]):,} of {found.d_vocab:,}",
         )
     ]
     attn, mlp = sum(floats(found.layers.attn)), sum(floats(found.layers.mlp))
     made.append(
-        Finding(f"{attn:+.2f} / {mlp:+.2f}", "nats from attention / MLP layers", f"to {origin.model_log_prob:.3f} nats")
+        Finding(
+            f"{attn:+.2f} / {mlp:+.2f}", "nats from attention / MLP layers", f"to {origin.model_log_prob:.3f} nats"
+        )
     )
     if story.heads:
         best = story.heads[0]
@@ -113,7 +115,9 @@ def settings(story: Story) -> dict[str, str]:
     """Model and settings."""
     trace, origin = story.trace, story.found.provenance
     view, protocol = trace.view, story.ablations[0].curve.protocol
-    shape = f"{view.n_layers} layers, {view.n_heads} heads, d_model {view.d_model}, vocabulary {story.found.d_vocab:,}"
+    shape = (
+        f"{view.n_layers} layers, {view.n_heads} heads, d_model {view.d_model}, vocabulary {story.found.d_vocab:,}"
+    )
     return {
         "model": origin.model,
         "class": type(trace.model).__name__,
