@@ -451,10 +451,11 @@ def test_the_plot_shows_the_table_and_touches_nothing() -> None:
     template = plotly.io.templates.default
     figure = na.plots.methods(found)
     assert plotly.io.templates.default == template
-    assert figure.layout.title.text.startswith("Right token after zeroing the top 1 MLP neurons of tiny")
-    assert "3 prompts, 95 % bootstrap intervals" in figure.layout.title.text
+    title = figure.layout.title.text.replace("<br>", " ")
+    assert title.startswith("Right token after zeroing the top 1 MLP neurons of tiny")
+    assert "means over 3 prompts, the first '&lt;b&gt;0', 95 % bootstrap intervals" in title
     titles = [figure.layout[axis].title.text for axis in ("xaxis", "xaxis2", "xaxis3")]
-    assert titles == ["MRR", "Probability", "Log-probability (nats)"]
+    assert titles == ["MRR", "Prob.", "Log-prob.<br>(nats)"]
     named = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
     assert named == {0: "norm", 1: "random", 2: "untouched"}
     shown: dict[tuple[str, str], tuple[float, float, float]] = {}
@@ -497,4 +498,4 @@ def test_a_plot_is_drawn_and_written_without_a_notebook_or_a_network() -> None:
 def test_plots_are_reached_by_name_and_loaded_late() -> None:
     assert "plots" in dir(na)
     assert "plots" not in na.__all__
-    assert na.plots.methods.__module__ == "tl_neuron_attr.plots"
+    assert na.plots.methods.__module__ == "tl_neuron_attr.plots.method_intervals"

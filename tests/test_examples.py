@@ -13,7 +13,11 @@ import zoo
 import tl_neuron_attr as na
 from tl_neuron_attr import models
 
-MODULES = sorted(module.name for module in pkgutil.iter_modules(na.__path__) if module.name != "__main__")
+MODULES = sorted(
+    module.name.removeprefix("tl_neuron_attr.")
+    for module in pkgutil.walk_packages(na.__path__, "tl_neuron_attr.")
+    if not module.name.endswith("__main__")
+)
 if zoo.HOOKED and zoo.BRIDGE:  # what a public function returns is the same there as on the releases with one class
     MODULES = MODULES[::3]
 README = Path(__file__).parents[1] / "README.md"
