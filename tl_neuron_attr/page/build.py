@@ -22,10 +22,11 @@ import jinja2
 from markupsafe import Markup
 
 from tl_neuron_attr import __version__
+from tl_neuron_attr.explanation import N_QUERIED
 from tl_neuron_attr.page.figures import figures
 from tl_neuron_attr.page.story import Story
 from tl_neuron_attr.page.tables import tables
-from tl_neuron_attr.page.wording import definitions, findings, settings
+from tl_neuron_attr.page.wording import findings, settings, target_value
 from tl_neuron_attr.tables import quoted
 
 _LEVELS = 5
@@ -41,6 +42,8 @@ def page(story: Story) -> str:
         _environment()
         .get_template("page.html")
         .render(
+            quoted=quoted,
+            segments=segments,
             policy=_policy(plotly_js, script),
             plotly_js=Markup(plotly_js),
             script=Markup(script),
@@ -56,7 +59,12 @@ def page(story: Story) -> str:
             tokens=list(_tokens(story)),
             position=origin.position,
             findings=findings(story),
-            definitions=definitions(story),
+            target_value=target_value(story),
+            convention=origin.convention,
+            mlp=story.found.mlp,
+            attn=story.found.attn,
+            n_queried=N_QUERIED,
+            controls=story.ablations[0].curve.protocol.controls,
             settings=settings(story),
             versions=dict(_versions()),
             model=origin.model,
@@ -67,16 +75,13 @@ def page(story: Story) -> str:
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
+    return jinja2.Environment(
         loader=jinja2.PackageLoader("tl_neuron_attr", "page"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["quoted"] = quoted
-    environment.filters["segments"] = segments
-    return environment
 
 
 def segments(text: str) -> list[tuple[bool, str]]:

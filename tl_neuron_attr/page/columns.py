@@ -13,7 +13,7 @@ from tl_neuron_attr.vocab import TokenChange
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Text, the number it is sorted by (``None``: sorted as text), a bar from -1 to 1, and tokens in place of text."""
+    """Text, the number it is sorted by (``None``: as text), a bar from -1 to 1, and tokens in place of text."""
 
     text: str
     value: float | None = None
@@ -33,7 +33,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns of equal length under a caption; the first names the row, ``sorted_by`` (if any) is in order already."""
+    """Columns of equal length under a caption; the first names the row, ``sorted_by`` is in order already."""
 
     id: str
     caption: str

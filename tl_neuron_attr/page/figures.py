@@ -98,7 +98,7 @@ def _of_ablation(i: int, ablation: Ablation) -> Figure:
 
 def _figure(id_: str, caption: str, note: str, alternative: str, figure: PlotlyFigure) -> Figure:
     plain: dict[str, Any] = json.loads(figure.to_json(engine="json"))
-    plain["layout"].pop("template", None)  # Plotly's own, of which the figures use nothing
+    plain["layout"].pop("template", None)  # Plotly's own, of which figures use nothing
     return Figure(id_, caption, note, alternative, plain["data"], plain["layout"])
 
 
@@ -107,7 +107,8 @@ def _layers(story: Story) -> str:
     attn, mlp = floats(layers.attn), floats(layers.mlp)
     return (
         f"Bars over {len(attn)} layers. Attention layers sum to {sum(attn):+.3f} nats, "
-        f"{_most('layer', enumerate(attn))}; MLP layers sum to {sum(mlp):+.3f} nats, {_most('layer', enumerate(mlp))}."
+        f"{_most('layer', enumerate(attn))}; MLP layers sum to {sum(mlp):+.3f} nats, "
+        f"{_most('layer', enumerate(mlp))}."
     )
 
 
