@@ -16,7 +16,7 @@ class Cell:
     """Text, the number it is sorted by (``None``: as text), a bar from -1 to 1, and tokens in place of text."""
 
     text: str
-    value: float | None = None
+    value: int | float | None = None
     bar: float | None = None
     tokens: tuple[str, ...] = ()
 
