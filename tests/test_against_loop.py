@@ -118,7 +118,7 @@ def test_float64(name: str, backend: str, question: str) -> None:
     check(zoo.case(name, backend, torch.float64), question, 1e-8)
 
 
-@pytest.mark.parametrize(("name", "backend"), zoo.CASES)
+@pytest.mark.parametrize(("name", "backend"), zoo.ALL_CASES)
 def test_float64_as_the_libraries_leave_it(name: str, backend: str) -> None:
     """A float64 model whose RMSNorm, softmax and rotary angles are float32 inside is a model like any other."""
     hf = zoo.hf_model(name)

@@ -155,6 +155,7 @@ def test_explain_prints_what_the_library_finds(demo):
     assert demo.asked == [None]
 
 
+@pytest.mark.any_release
 def test_another_target_position_and_convention(demo):
     arguments = ["--target", " London", "--position", "-1", "--convention", "paper", "--k", "2", "--json", "-"]
     result = CliRunner().invoke(app, ["explain", PROMPT, *arguments])
@@ -174,6 +175,7 @@ def test_another_target_position_and_convention(demo):
     )
 
 
+@pytest.mark.any_release
 def test_json_file_holds_everything(demo, tmp_path):
     path = tmp_path / "paris.json"
     result = CliRunner().invoke(app, ["explain", PROMPT, "--json", str(path), "--k", "2"])

@@ -12,6 +12,8 @@ import tl_neuron_attr as na
 from tl_neuron_attr import cli_evaluate, models
 from tl_neuron_attr.cli import app, main
 
+pytestmark = pytest.mark.any_release
+
 FILE = """prompt,answer,type
 The capital of France is,Paris,capital
 The capital of Italy is,Rome,capital

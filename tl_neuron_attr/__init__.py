@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from tl_neuron_attr.methods import STATIC_METHODS as STATIC_METHODS
     from tl_neuron_attr.methods import methods_table as methods_table
     from tl_neuron_attr.models import load_demo_model as load_demo_model
+    from tl_neuron_attr.models import load_model as load_model
     from tl_neuron_attr.modes import MeanActivations as MeanActivations
     from tl_neuron_attr.modes import ResampledActivations as ResampledActivations
     from tl_neuron_attr.modes import Scale as Scale
@@ -184,6 +185,7 @@ _HOME = {
     "links": "links",
     "load_demo_model": "models",
     "load_knowledge": "knowledge",
+    "load_model": "models",
     "mean_activations": "recording",
     "method_differences": "differences",
     "methods_table": "methods",

@@ -76,7 +76,7 @@ def evaluate(
                 fail(f"the model answers none of the prompts, so nothing can be compared: {check!r}")
             found = compare_methods(
                 loaded,
-                _limited(check.answerable, limit, seed),
+                limited(check.answerable, limit, seed),
                 chosen,
                 k,
                 batch_size=batch_size,
@@ -140,7 +140,7 @@ def _name_unusable(path: str, check: "AnswerCheck") -> None:
             warn(f"{path}: the answer {asked.answer!r} of {asked.prompt!r} is not one token of {check.model}")
 
 
-def _limited(answered: "Sequence[KnowledgePrompt]", limit: int | None, seed: int) -> "list[KnowledgePrompt]":
+def limited(answered: "Sequence[KnowledgePrompt]", limit: int | None, seed: int) -> "list[KnowledgePrompt]":
     """At most ``limit`` prompts a type, in the order given."""
     draw = random.Random(seed)
     kept: set[int] = set()

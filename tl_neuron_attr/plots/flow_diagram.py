@@ -41,9 +41,11 @@ def flow(
     """The best query neurons, the best value neurons they feed, and the target, with a line for each contribution.
 
     Args:
-        query, value: the two rankings, of one trace.
+        query: the query neurons, ranked.
+        value: the value neurons of the same trace, ranked.
         links: ``na.links(trace, value, query)`` of the same neurons.
-        n_query, n_value: how many of each to draw.
+        n_query: how many query neurons to draw.
+        n_value: how many value neurons to draw.
 
     A line's width is its share of the strongest line between the same two columns; dashed lines lower the target.
     The number in a box is the neuron's own score; hover over a line for what it contributes.
