@@ -20,7 +20,7 @@ from tl_neuron_attr.targets import resolve_target
 
 K, CONTROLS = 3, 2
 TOKENS = [5, 17, 17, 3, 40, 8, 21]
-# Text that would break a careless page: markup, ends of scripts and comments, entities, quotes, line ends, directions.
+# Text that would break a careless page: markup, ends of scripts, entities, quotes, line ends, directions.
 ODD = [
     "<script>alert(1)</script>",
     "</script>",
@@ -179,7 +179,9 @@ def test_figures_are_those_of_plots(plain):
     expected = json.loads(na.plots.layers(na.layer_scores(plain.trace)).to_json(engine="json"))
     assert drawn["layers"]["data"] == expected["data"]
     figures = plain.document.all("figure")
-    assert {figure.one("div", class_="plot").attributes["id"] for figure in figures} == {f"figure-{id_}" for id_ in drawn}
+    assert {figure.one("div", class_="plot").attributes["id"] for figure in figures} == {
+        f"figure-{id_}" for id_ in drawn
+    }
 
 
 @pytest.mark.parametrize(
