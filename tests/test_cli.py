@@ -73,7 +73,9 @@ def refused(capsys, *arguments):
 # --- light commands
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["explain", "--help"], ["evaluate", "--help"], []])
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["explain", "--help"], ["evaluate", "--help"], ["ablate", "--help"], []]
+)
 def test_light_commands_import_nothing_heavy(arguments):
     script = (
         "import sys\nfrom tl_neuron_attr.cli import main\n"

@@ -14,6 +14,8 @@ from typing import Annotated, Any, cast
 import typer
 
 from tl_neuron_attr import __version__
+from tl_neuron_attr.cli_ablate import EXAMPLE as ABLATE_EXAMPLE
+from tl_neuron_attr.cli_ablate import ablate
 from tl_neuron_attr.cli_evaluate import EXAMPLE as EVALUATE_EXAMPLE
 from tl_neuron_attr.cli_evaluate import evaluate
 from tl_neuron_attr.cli_explain import EXAMPLE as EXPLAIN_EXAMPLE
@@ -53,6 +55,7 @@ def _root(
 
 
 app.command(epilog=f"Example: {EXPLAIN_EXAMPLE}")(explain)
+app.command(epilog=f"Example: {ABLATE_EXAMPLE}")(ablate)
 app.command(epilog=f"Example: {EVALUATE_EXAMPLE}")(evaluate)
 
 
