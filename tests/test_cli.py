@@ -209,6 +209,7 @@ def test_json_file_holds_everything(demo, tmp_path):
             assert row["up"][0]["logit_change"] > 0 > row["down"][0]["logit_change"]
 
 
+@pytest.mark.any_release
 def test_html_file_shows_what_is_printed(demo, tmp_path):
     path = tmp_path / "page.html"
     arguments = ["explain", PROMPT, "--k", "2", "--html", str(path), "--json", "-"]
@@ -219,6 +220,7 @@ def test_html_file_shows_what_is_printed(demo, tmp_path):
     assert strict(CliRunner().invoke(app, [*arguments[:4], "--json", "-"]).stdout)["layers"] == record["layers"]
 
 
+@pytest.mark.any_release
 def test_html_file_that_cannot_be_written_is_one_line(demo, tmp_path, monkeypatch, capsys):
     def full(*args):
         raise OSError(28, "No space left on device")

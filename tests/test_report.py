@@ -184,6 +184,7 @@ def test_figures_are_those_of_plots(plain):
     }
 
 
+@pytest.mark.any_release
 @pytest.mark.parametrize(
     ("target", "title", "meaning"),
     [
