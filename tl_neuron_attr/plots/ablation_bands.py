@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 _METRICS = {
     "log_prob": ("Log-probability", "nats"),
-    "probability": ("Probability", "probability"),
+    "probability": ("Probability", "0 to 1"),
     "reciprocal_rank": ("Reciprocal rank", "1 / rank"),
-    "rank": ("Rank", "1 is the most probable token"),
+    "rank": ("Rank", "1: most probable"),
 }
 
 
@@ -58,14 +58,14 @@ def ablation(curve: AblationCurve, metric: str = "log_prob") -> "Figure":
         y=[row.after for row in rows],
         error_y=bars,
         name="best ranked",
-        mode="lines+markers",
+        mode=_line(sizes),
         line={"color": style.BLUE, "width": 2},
         marker={"color": style.BLUE, "size": 8},
         hovertext=[
             labels.hover(
                 f"best {size:,}",
-                f"{what.lower()} {row.after:.4g} ({labels.number(row.change)})",
-                *([] if row.after_low is None else [f"95 %: {row.after_low:.4g} to {row.after_high:.4g}"]),
+                f"{what.lower()} {_number(row.after)} ({_number(row.change, '+')})",
+                *([] if row.after_low is None else [f"95 %: {_number(row.after_low)} to {_number(row.after_high)}"]),
             )
             for size, row in zip(sizes, rows, strict=True)
         ],
@@ -75,7 +75,7 @@ def ablation(curve: AblationCurve, metric: str = "log_prob") -> "Figure":
     origin, n = curve.provenance[0], len(curve.provenance)
     title = f"{what} of {labels.target(origin) if n == 1 else 'the target'} after ablating neurons ({unit})"
     notes = [labels.where(origin) if n == 1 else f"means over {n:,} prompts, the first {labels.where(origin)}"]
-    notes += [str(curve.protocol), f"dashed: untouched, {rows[0].before:.4g}"]
+    notes += [str(curve.protocol), f"dashed: untouched, {_number(rows[0].before)}"]
     figure.update_layout(legend={"orientation": "h", "x": 0, "xanchor": "left", "y": -0.24, "yanchor": "top"})
     return style.finish(figure, title, notes, 280, bottom=96)
 
@@ -105,15 +105,24 @@ def _controls(figure: Any, curve: AblationCurve, rows: list[MetricSummary]) -> N
         x=sizes,
         y=means,
         name="random, mean",
-        mode="lines+markers",
+        mode=_line(sizes),
         line={"color": style.ORANGE, "width": 2, "dash": "dot"},
         marker={"color": style.ORANGE, "size": 8, "symbol": "diamond"},
         hovertext=[
-            labels.hover(f"random {size:,}", f"mean {mean:.4g}", f"from {least:.4g} to {most:.4g}")
+            labels.hover(f"random {size:,}", f"mean {_number(mean)}", f"from {_number(least)} to {_number(most)}")
             for size, mean, least, most in drawn
         ],
         hoverinfo="text",
     )
+
+
+def _line(sizes: list[int]) -> str:
+    """Points as well where there is room for them."""
+    return "lines+markers" if len(sizes) <= 30 else "lines"
+
+
+def _number(value: float | None, sign: str = "") -> str:
+    return "" if value is None else f"{value:{sign},.0f}" if abs(value) >= 1000 else f"{value:{sign}.4g}"
 
 
 def _axes(figure: Any, sizes: list[int], y_title: str) -> None:
@@ -129,4 +138,4 @@ def _axes(figure: Any, sizes: list[int], y_title: str) -> None:
         ticktext=[f"{size:,}" for size in ticks],
         title_text="neurons ablated",
     )
-    figure.update_yaxes(title_text=y_title)
+    figure.update_yaxes(title_text=y_title, separatethousands=True)

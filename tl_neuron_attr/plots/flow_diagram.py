@@ -93,7 +93,7 @@ def flow(
                 _draw(figure, curve, abs(curve.strength) / strongest)
     of_query = [f"{q}\n{s:+.3g}" for q, s in zip(queries, floats(queries.scores), strict=True)]
     of_value = [f"{_named(v, origin)} {s:+.3g}" for v, s in zip(values, scores, strict=True)]
-    of_target = f"{labels.target(origin, 24)}\n{origin.model_log_prob:.3g}"
+    of_target = f"{labels.target(origin, 12)}\n{origin.model_log_prob:.3g}"
     for edges, heading, places, texts in (
         (_QUERY, f"{KINDS[query.kind]} query", asked, of_query),
         (_VALUE, f"{KINDS[value.kind]} value", fed, of_value),
@@ -146,7 +146,7 @@ def _draw(figure: Any, curve: _Curve, share: float) -> None:
         line={
             "width": _THIN + (_THICK - _THIN) * share,
             "color": style.BLUE if curve.strength > 0 else style.ORANGE,
-            "dash": "solid" if curve.strength > 0 else "dash",
+            "dash": "solid" if curve.strength > 0 else "4px,3px",
         },
         opacity=0.4 + 0.4 * share,
         hovertext=labels.hover(curve.text, labels.number(curve.strength, "nats")),

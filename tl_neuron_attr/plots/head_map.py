@@ -37,6 +37,7 @@ def heads(scores: HeadScores) -> "Figure":
     n_layers, n_heads = scores.scores.shape
     largest = max((abs(score) for row in table for score in row), default=0.0) or 1.0
     below = [(i, j) for i, row in enumerate(table) for j, score in enumerate(row) if score <= -_MARKED * largest]
+    gap = 1 if n_heads <= 32 else 0
     figure: Any = Figure()
     figure.add_heatmap(
         x=list(range(n_heads)),
@@ -45,8 +46,8 @@ def heads(scores: HeadScores) -> "Figure":
         zmin=-largest,
         zmax=largest,
         colorscale=_SCALE,
-        xgap=1,
-        ygap=1,
+        xgap=gap,
+        ygap=gap,
         colorbar={"title": {"text": "nats"}, "thickness": 12, "outlinewidth": 0, "xpad": 4},
         hovertext=[
             [labels.hover(str(Head(i, j)), labels.number(score, "nats")) for j, score in enumerate(row)]
@@ -58,7 +59,14 @@ def heads(scores: HeadScores) -> "Figure":
         x=[j for _, j in below],
         y=[i for i, _ in below],
         mode="markers",
-        marker={"symbol": "line-ew", "size": 7, "line": {"color": style.TEXT, "width": 2}},
+        marker={
+            "symbol": "line-ew",
+            "size": 7 if n_heads <= 32 else 4,
+            "line": {
+                "width": 2,
+                "color": ["#FFFFFF" if -table[i][j] > 0.5 * largest else style.TEXT for i, j in below],
+            },
+        },
         hoverinfo="skip",
         showlegend=False,
     )

@@ -65,9 +65,12 @@ def source(origin: Provenance, position: int) -> str:
 
 
 def target(origin: Provenance, width: int = 40) -> str:
-    """The target's label, shortened in the middle where it names many tokens. Not escaped."""
-    label = origin.target
-    return label if len(label) <= width else f"{label[: width - 12]} ... {label[-7:]}"
+    """The target's label; of a long one the start, and of how many tokens it is one. Not escaped."""
+    label, n = origin.target, len(origin.target_ids)
+    if len(label) <= width:
+        return label
+    end = f"... ({n} tokens)" if n > 1 and width > 30 else "..."
+    return label[: width - len(end)] + end
 
 
 def where(origin: Provenance) -> str:
@@ -93,7 +96,7 @@ def wrapped(text: str, width: int) -> list[str]:
     lines: list[str] = []
     line = ""
     for word in re.split(r"(?<=[^'\"] )", text):
-        if line and cell_len(line + word.rstrip()) > width:
+        if line and cell_len(line + word.rstrip()) > width >= cell_len(word.rstrip()):
             lines.append(line.rstrip())
             line = ""
         for char in word:

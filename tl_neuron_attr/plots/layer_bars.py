@@ -29,7 +29,8 @@ def layers(scores: LayerScores) -> "Figure":
     from plotly.subplots import make_subplots  # pyright: ignore[reportMissingTypeStubs]
 
     origin, n = scores.provenance, len(scores.attn)
-    title = f"Layer scores for {labels.target(origin)} (nats)"
+    what = "Layer scores" if scores.embed is None else "Query scores of layers"
+    title = f"{what} for {labels.target(origin)} (nats)"
     if not n:
         return style.nothing(title, [labels.where(origin)], "No layers")
     figure: Any = make_subplots(

@@ -53,7 +53,7 @@ def overlap(frame: "pandas.DataFrame", *, of: str = "neurons or heads") -> "Figu
         ygap=2,
         text=[[f"{count:,}" for count in row] for row in counts],
         texttemplate="%{text}",
-        colorbar={"thickness": 12, "outlinewidth": 0, "tickformat": ".0%", "xpad": 4},
+        colorbar={"thickness": 12, "outlinewidth": 0, "tickvals": [0, 0.5, 1], "tickformat": ".0%", "xpad": 4},
         hovertext=[
             [
                 labels.hover(

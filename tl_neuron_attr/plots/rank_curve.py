@@ -45,6 +45,7 @@ def ranks(ranked: RankedNeurons) -> "Figure":
             name=what,
             mode="lines+markers" if n <= 50 else "lines",
             line={"color": colour, "width": 2},
+            cliponaxis=False,
             marker={"color": colour, "size": 6, "symbol": "circle" if row == 1 else "diamond"},
             hovertext=[
                 labels.hover(f"{i} {neuron}", f"{what} {labels.number(value, unit)}")

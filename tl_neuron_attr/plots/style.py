@@ -19,7 +19,7 @@ BLUE_BAND, ORANGE_BAND = "rgba(43, 136, 196, 0.2)", "rgba(213, 94, 0, 0.2)"
 ZERO = {"color": TEXT, "width": 1}
 
 _TITLE, _NOTE = 15, 12  # sizes of text, in pixels
-_TITLE_WIDTH, _NOTE_WIDTH = 40, 54  # so many characters of them fit 360 pixels
+_TITLE_WIDTH, _NOTE_WIDTH = 40, 57  # so many characters of them fit 360 pixels
 
 
 def finish(
@@ -54,8 +54,10 @@ def finish(
         hoverlabel={"bgcolor": "#333333", "bordercolor": "#808080", "font": {"color": "#FFFFFF"}, "align": "left"},
         modebar={"bgcolor": CLEAR, "color": TEXT, "activecolor": BLUE},
     )
-    figure.update_xaxes(gridcolor=GRID, linecolor=GRID, zeroline=False, automargin=True)
-    figure.update_yaxes(gridcolor=GRID, linecolor=GRID, zeroline=False, automargin=True)
+    figure.update_xaxes(gridcolor=GRID, linecolor=GRID, zeroline=False, ticks="", automargin=True, title_standoff=8)
+    figure.update_yaxes(gridcolor=GRID, linecolor=GRID, zeroline=False, ticks="", automargin=True, title_standoff=8)
+    figure.update_xaxes(exponentformat="e")
+    figure.update_yaxes(exponentformat="e")
     figure.update_annotations(font={"size": 12})
     return figure
 
