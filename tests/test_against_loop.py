@@ -44,6 +44,7 @@ def loop(name: str, question: str, value_constant: bool) -> tuple[Loop, dict[str
         "layers_mlp": mlp,
         "heads": found.head_scores(),
         "positions": found.position_scores(1, 2),
+        "sources": found.source_scores(),
         "mlp": found.mlp_scores(),
         "attn": found.attn_scores(),
     }
@@ -78,6 +79,7 @@ def check(case: zoo.ZooCase, question: str, tolerance: float) -> None:
     close(layers.mlp, expected["layers_mlp"], tolerance)
     close(na.head_scores(trace).scores, expected["heads"], tolerance)
     close(na.position_scores(trace, 1, 2), expected["positions"][: reference.position + 1], tolerance)
+    close(na.source_scores(trace), expected["sources"][:, : reference.position + 1], tolerance)
 
     n_sources = reference.position + 1  # a source after the predicting position adds nothing
     assert not expected["attn"][:, n_sources:].any()

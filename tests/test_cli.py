@@ -209,6 +209,28 @@ def test_json_file_holds_everything(demo, tmp_path):
             assert row["up"][0]["logit_change"] > 0 > row["down"][0]["logit_change"]
 
 
+@pytest.mark.any_release
+def test_html_file_shows_what_is_printed(demo, tmp_path):
+    path = tmp_path / "page.html"
+    arguments = ["explain", PROMPT, "--k", "2", "--html", str(path), "--json", "-"]
+    record = strict(CliRunner().invoke(app, arguments).stdout)
+    page = path.read_text(encoding="utf-8")
+    _, _, rest = page.partition('<script type="application/json" id="numbers">')
+    assert strict(rest.partition("</script>")[0]) == record
+    assert strict(CliRunner().invoke(app, [*arguments[:4], "--json", "-"]).stdout)["layers"] == record["layers"]
+
+
+@pytest.mark.any_release
+def test_html_file_that_cannot_be_written_is_one_line(demo, tmp_path, monkeypatch, capsys):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tl_neuron_attr.page.story.tell", lambda traced, k: None)
+    monkeypatch.setattr(sys.modules["tl_neuron_attr.report"], "write", full)
+    path = tmp_path / "page.html"
+    assert refused(capsys, "explain", PROMPT, "--html", str(path)) == f"cannot write {path}: No space left on device"
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_backend_is_passed_on(demo, backend):
     assert CliRunner().invoke(app, ["explain", PROMPT, "--k", "1", "--backend", backend]).exit_code == 0
@@ -270,6 +292,8 @@ def test_tables_fit_the_terminal(awkward, width, colour):
         (["explain", "x\udcff"], "the prompt 'x\\udcff' is not text in UTF-8"),
         (["explain", "x", "--json", "{tmp}"], "cannot write {tmp}: it is a folder; give a file name"),
         (["explain", "x", "--json", "{tmp}/a/b"], "cannot write {tmp}/a/b: there is no folder {tmp}/a"),
+        (["explain", "x", "--html", "{tmp}"], "cannot write {tmp}: it is a folder; give a file name"),
+        (["explain", "x", "--html", "-"], '--html "-" is no file: name one, such as --html page.html'),
         (["explain", "x", "--k", "many"], "Invalid value for '--k'"),
         (["explain", "x", "--convention", "mine"], "Invalid value for '--convention'"),
         (["explain", "x", "--backend", "mine"], "Invalid value for '--backend'"),

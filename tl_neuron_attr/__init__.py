@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from tl_neuron_attr.ranks import InverseRanks as InverseRanks
     from tl_neuron_attr.recording import mean_activations as mean_activations
     from tl_neuron_attr.recording import resample as resample
+    from tl_neuron_attr.report import report as report
     from tl_neuron_attr.results import (
         HeadScores as HeadScores,
     )
@@ -119,6 +120,9 @@ if TYPE_CHECKING:
     )
     from tl_neuron_attr.value import (
         position_scores as position_scores,
+    )
+    from tl_neuron_attr.value import (
+        source_scores as source_scores,
     )
     from tl_neuron_attr.value import (
         value_neurons as value_neurons,
@@ -203,9 +207,11 @@ _HOME = {
     "query_layers": "query",
     "query_neurons": "query",
     "read_prompts": "prompt_files",
+    "report": "report",
     "required_hooks": "trace",
     "resample": "recording",
     "shared_neurons": "shared",
+    "source_scores": "value",
     "sweep": "sweep",
     "through_head": "vocab",
     "top_heads": "shared",

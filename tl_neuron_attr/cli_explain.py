@@ -1,4 +1,4 @@
-"""``tl-neuron-attr explain``: one prediction, down to its neurons, as tables or JSON.
+"""``tl-neuron-attr explain``: one prediction, down to its neurons, as tables, JSON or a page.
 
 As in every command, nothing heavy is imported until it is needed.
 """
@@ -6,12 +6,16 @@ As in every command, nothing heavy is imported until it is needed.
 import contextlib
 import enum
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from tl_neuron_attr.cli_support import PROGRAM, Backend, announced, as_text, check_writable, deliver, fail
+
+if TYPE_CHECKING:
+    from tl_neuron_attr.explanation import Explanation
+    from tl_neuron_attr.trace import Trace
 
 EXAMPLE = f'{PROGRAM} explain "The capital of France is" --target " Paris" --k 5'
 
@@ -37,6 +41,9 @@ def explain(
     json: Annotated[
         str | None, typer.Option(metavar="FILE", help='Write everything as JSON; "-" prints it instead.')
     ] = None,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write one page to share: tables, figures, an ablation check.")
+    ] = None,
     convention: Annotated[
         Convention, typer.Option(help="exact: scores sum to the log-probability. paper: as published.")
     ] = Convention.exact,
@@ -57,15 +64,33 @@ def explain(
         fail("the prompt is empty: give the text whose next token is to be explained")
     if k < 1:
         fail(f"--k is {k}: ask for 1 or more")
+    if html == "-":
+        fail('--html "-" is no file: name one, such as --html page.html')
     check_writable(json)
+    check_writable(html)
     loaded = announced(model, backend)
     with contextlib.redirect_stdout(sys.stderr), Console(stderr=True).status("Attributing ..."):
-        from tl_neuron_attr.explanation import explain as run
+        from tl_neuron_attr.explanation import gather
+        from tl_neuron_attr.trace import trace
 
         try:
-            found = run(loaded, prompt, target, k=k, position=position, convention=convention.value)
+            traced = trace(loaded, prompt, target, position=position, convention=convention.value)
+            found = gather(traced, k=k) if html is None else _written(traced, k, html)
         except ValueError as error:
             fail(str(error))
     from tl_neuron_attr.terminal import render
 
     deliver(found, json, lambda: render(found, k))
+
+
+def _written(traced: "Trace", k: int, path: str) -> "Explanation":
+    """What was found, once its page is written."""
+    from tl_neuron_attr.page.story import tell
+    from tl_neuron_attr.report import write
+
+    story = tell(traced, k=k)
+    try:
+        write(story, path)
+    except OSError as error:
+        fail(f"cannot write {path}: {error.strerror or error}")
+    return story.found

@@ -4,11 +4,12 @@ import contextlib
 import enum
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
+
+from tl_neuron_attr.serialise import writable
 
 PROGRAM = "tl-neuron-attr"
 
@@ -71,11 +72,10 @@ def check_writable(json: str | None) -> None:
     """Refuse a folder, or a file in a folder that is not there, before any work is done for it."""
     if json is None or json == "-":
         return
-    path = Path(json)
-    if path.is_dir():
-        fail(f"cannot write {path}: it is a folder; give a file name")
-    if not path.parent.is_dir():
-        fail(f"cannot write {path}: there is no folder {path.parent}")
+    try:
+        writable(json)
+    except OSError as error:
+        fail(str(error))
 
 
 def warn(message: str) -> None:

@@ -68,7 +68,7 @@ def methods(comparison: MethodComparison) -> "Figure":
     over = labels.prompts([prompt.prompt for prompt in comparison.prompts])
     style.finish(
         figure,
-        f"Right token after zeroing the {what}",
+        f"Right token after zeroing the {what} (MRR, probability, nats)",
         [f"{over}, 95 % bootstrap intervals" if n > 1 else over, "dashed: untouched; diamonds: nothing or random"],
         28 * len(rows),
         left=10,

@@ -62,5 +62,6 @@ def ranks(ranked: RankedNeurons) -> "Figure":
     figure.update_xaxes(title_text="rank", row=2, col=1)
     figure.update_yaxes(rangemode="tozero")
     figure.update_layout(showlegend=False)
-    notes.append(f"best: {labels.names(list(zip(ranked, scores, strict=True))[:3])}; sum of {n:,}: {sum(scores):.4g}")
+    notes.append(f"best: {labels.names(list(zip(ranked, scores, strict=True))[:3])}")
+    notes.append(f"sum of {n:,}: {sum(scores):.4g}")
     return style.finish(figure, title, notes, 340)
