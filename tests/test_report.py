@@ -204,6 +204,19 @@ def test_other_targets(tmp_path, target, title, meaning):
     assert [chip.attributes["data-shade"] == "later" for chip in chips] == [i > 3 for i in range(len(TOKENS))]
 
 
+@pytest.mark.any_release
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_heading_is_what_the_model_had_read(tmp_path, position):
+    case = zoo.case("gpt2", zoo.BACKENDS[0])
+    steps = na.trace_continuation(case.model, "t5", [9, 4], prepend_bos=False)
+    trace = [*steps, na.trace(case.model, "t5 t17 t3", 9)][position]
+    na.report(trace, tmp_path / "page.html", k=1, controls=0)
+    document = page_reader.read((tmp_path / "page.html").read_text(encoding="utf-8"))
+    read = ["t5", "t5t9", "t5 t17 t3"][position]
+    answer = ["t9", "t4", "t9"][position]
+    assert " ".join(document.one("h1").text.split()) == f"{read} → {answer}"
+
+
 # --- for every reader
 
 

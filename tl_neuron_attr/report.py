@@ -28,6 +28,9 @@ def report(
     as tables that sort, figures, and an ablation check. It loads nothing, works without a network, and says how every
     number is defined. An existing file is replaced.
 
+    The ablations take ``1 + controls`` runs of the prompt for each of three rankings and each of 1, 2, 5, ... ``k``
+    neurons (165 runs by default), in batches within ``memory_budget``.
+
     Args:
         trace: a trace of any target; its model is run again for the ablations.
         path: the file to write.

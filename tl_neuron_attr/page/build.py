@@ -28,6 +28,7 @@ from tl_neuron_attr.page.story import Story
 from tl_neuron_attr.page.tables import tables
 from tl_neuron_attr.page.wording import findings, settings, target_value
 from tl_neuron_attr.tables import quoted
+from tl_neuron_attr.trace import Trace
 
 _LEVELS = 5
 _TITLE_LENGTH = 100
@@ -52,7 +53,7 @@ def page(story: Story) -> str:
             figures_json=Markup(_for_script([_drawing(figure) for figure in drawn.values()])),
             numbers_json=Markup(_for_script(json.loads(story.found.to_json()))),
             tables=tables(story),
-            prompt=_shortened(origin.text),
+            prompt=_shortened(_read(story.trace)),
             target=[story.trace.vocabulary.text(token) for token in story.trace.target.positive],
             contrast=[story.trace.vocabulary.text(token) for token in story.trace.target.negative],
             target_label=origin.target,
@@ -130,6 +131,14 @@ def _for_script(value: object) -> str:
 
 def _drawing(figure: Any) -> dict[str, Any]:
     return {name: part for name, part in asdict(figure).items() if name in ("id", "data", "layout")}
+
+
+def _read(trace: Trace) -> str:
+    """What the model had read when it predicted: the prompt, unless that goes on or part of an answer follows it."""
+    read, prompt = trace.tokens[: trace.position + 1].tolist(), trace.prompt
+    if prompt is not None and read in [trace.vocabulary.prompt_ids(prompt, bos).tolist() for bos in (False, True)]:
+        return prompt
+    return "".join(map(trace.vocabulary.text, read))
 
 
 def _shortened(text: str) -> str:
