@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import logging
 import math
 import subprocess
 import sys
@@ -361,6 +362,24 @@ def test_unknown_model_is_one_line(named, capsys, backend):
         "model 'no-such-model' cannot be loaded: no-such-model is not a local folder. "
         "Give a name that TransformerLens knows, and see that the model hub can be reached."
     )
+
+
+def test_retries_of_the_hub_do_not_make_an_error_of_many_lines(named, capsys, caplog):
+    log = logging.getLogger("huggingface_hub.utils._http")
+    level = log.level
+
+    def unreachable(name):
+        log.warning("thrown while requesting\nRetrying in 1s [Retry 1/5].")
+        raise OSError("the hub cannot be reached")
+
+    named.loader = unreachable
+    log.addHandler(caplog.handler)
+    try:
+        assert "the hub cannot be reached" in refused(capsys, "explain", PROMPT, "--model", "gpt2")
+    finally:
+        log.removeHandler(caplog.handler)
+    assert "Retrying" not in caplog.text
+    assert log.level == level
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

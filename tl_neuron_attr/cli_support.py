@@ -2,8 +2,9 @@
 
 import contextlib
 import enum
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any, Literal, NoReturn
 
 import typer
@@ -26,11 +27,24 @@ def load(name: str | None, backend: Literal["bridge", "hooked"] | None, device: 
     from tl_neuron_attr.models import load_demo_model, load_model
 
     try:
-        if name is not None:
-            return load_model(name, backend)
-        return load_demo_model(backend) if device is None else load_demo_model(backend, device=device)
+        with _no_word_of_retries():
+            if name is not None:
+                return load_model(name, backend)
+            return load_demo_model(backend) if device is None else load_demo_model(backend, device=device)
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         fail(str(error))
+
+
+@contextlib.contextmanager
+def _no_word_of_retries() -> Generator[None, None, None]:
+    """The hub's client warns before every retry; when it gives up, its error says the same in one line."""
+    log = logging.getLogger("huggingface_hub.utils._http")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def announced(model: str | None, backend: Backend | None, device: str | None = None) -> Any:
