@@ -259,6 +259,36 @@ def test_refusals() -> None:
         na.ablation_effect(trace, na.Head(0, 0), memory_budget=5)
 
 
+@pytest.mark.parametrize("mode", [na.Scale(1e300), na.SetTo(3e38)])
+def test_predictions_that_are_no_numbers_are_refused(mode: na.Scale | na.SetTo) -> None:
+    """NaN is above nothing, so its rank would be 1."""
+    trace = traces_of(zoo.case("gpt2", zoo.BACKENDS[0]).model)[0]
+    with pytest.raises(ValueError, match=r"1 of 1 predictions are NaN: .* or use a model in float32"):
+        na.ablation_effect(trace, na.Layer(1, "mlp"), mode)
+
+
+def test_values_past_the_precision_are_refused() -> None:
+    trace = traces_of(zoo.case("gpt2", zoo.BACKENDS[0]).model)[0]
+    with pytest.raises(ValueError, match=r"set to 1e\+39 is past what torch.float32 holds: .* at most 3.403e\+38"):
+        na.ablation_effect(trace, na.MLPNeuron(1, 3), na.SetTo(1e39))
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
+def test_seeds_that_no_generator_takes_are_refused(seed: int) -> None:
+    trace = traces_of(zoo.case("gpt2", zoo.BACKENDS[0]).model)[0]
+    with pytest.raises(ValueError, match=f"seed is {seed}: give an integer of 64 bits"):
+        na.ablation_effect(trace, na.MLPNeuron(1, 3), controls=1, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("target", "contrast"), [(11, False), (na.AnyOf([11, 3]), False), (na.Contrast(11, 3), True)]
+)
+def test_a_contrast_is_told_by_its_numbers(target: Any, contrast: bool) -> None:
+    assert Outcomes.before(traces_of(zoo.case("gpt2", zoo.BACKENDS[0]).model, target)).is_contrast is contrast
+    sure = torch.tensor([-1e3, -700.0, -1e-9, 0.0]).double()
+    assert not Outcomes(sure, sure.exp(), torch.ones(4).long(), torch.ones(4).long()).is_contrast
+
+
 def test_a_model_that_changed_since_the_trace_is_refused(few: zoo.ZooCase) -> None:
     trace = na.trace(few.model, list(few.tokens), 11)
     with (

@@ -1,14 +1,20 @@
 """`tl-neuron-attr ablate`: what it prints, writes and refuses, on the embedded model, loaded once."""
 
+import errno
+import io
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 import tl_neuron_attr as na
-from tl_neuron_attr import cli_ablate, models
+from tl_neuron_attr import cli_ablate, models, serialise
 from tl_neuron_attr.cli import main
+from tl_neuron_attr.cli_support import deliver
 
 PROMPT = "The capital of France is"
 LABELS = ("L27N846", "L23H4", "L29H1D46@4")
@@ -102,6 +108,49 @@ def test_a_source_alone_and_another_position(demo: Any, capsys: Any) -> None:
     assert json.loads(capsys.readouterr().out)["provenance"][0]["position"] == 2
 
 
+def test_the_heading_is_what_the_model_had_read(demo: Any, capsys: Any) -> None:
+    assert main(["ablate", PROMPT, "L23H4", "--position", "-3", "--controls", "0"]) == 0
+    assert capsys.readouterr().out.startswith("'The capital of' -> ")
+    assert main(["explain", PROMPT, "--position", "2", "--k", "1"]) == 0
+    assert capsys.readouterr().out.startswith("'The capital of' -> ")
+
+
+class FullDisk(io.StringIO):
+    """Standard output on a disk without room."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["ablate", "--help"]])
+def test_standard_output_that_cannot_be_written_is_one_line(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout", FullDisk())
+    assert main(arguments) == 2
+    line = "tl-neuron-attr: error: cannot write to standard output: No space left on device\n"
+    assert capsys.readouterr().err == line
+
+
+class Infinite:
+    """A result that strict JSON cannot hold."""
+
+    def to_json(self, path: str | None = None) -> str:
+        return serialise.dump({"value": math.inf}, path)
+
+
+@pytest.mark.parametrize("json_", ["-", "file.json"])
+def test_a_result_that_json_cannot_hold_is_one_line(
+    capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, json_: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(typer.Exit) as ended:
+        deliver(Infinite(), json_, lambda: "told")
+    assert ended.value.exit_code == 2
+    assert "a value is NaN or infinite, which strict JSON cannot hold" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_prompt_is_not_markup(demo: Any, capsys: Any) -> None:
     assert main(["ablate", "[bold]Paris[/bold] [/]", "L2N3", "--controls", "0"]) == 0
     assert capsys.readouterr().out.startswith("'[bold]Paris[/bold] [/]' -> ")
@@ -143,6 +192,9 @@ def test_bad_arguments_are_refused_before_any_work(
         (["L27.mlp"], "controls draw as many neurons from each layer as the set has there"),
         (["L1H2D3@9", "--scope", "source"], "L1H2D3@9 reads position 9"),
         (["L1N2", "--mode", "resample=a"], "blocks.1.mlp.hook_post"),
+        (["L1N2", "--mode", "scale=1e300"], "predictions are NaN"),
+        (["L1N2", "--mode", "set=1e39"], "set to 1e+39 is past what torch.float32 holds"),
+        (["L1N2", "--seed", str(2**64)], "seed is 18446744073709551616: give an integer of 64 bits"),
     ],
 )
 def test_what_only_the_model_can_refuse(demo: Any, capsys: Any, arguments: list[str], message: str) -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pandas
@@ -199,6 +200,13 @@ def test_heads_are_the_scores_and_negative_ones_are_marked() -> None:
     assert flat.data[0].zmax > 0 and not len(flat.data[1].x)
 
 
+def test_infinite_scores_leave_the_scale_to_the_finite_ones() -> None:
+    scores = torch.tensor([[1.0, -2.0], [math.inf, -math.inf]])
+    [table, marks] = na.plots.heads(na.HeadScores(scores, origin())).data
+    assert (table.zmin, table.zmax) == (-2.0, 2.0)
+    assert list(zip(marks.y, marks.x, strict=True)) == [(0, 1), (1, 1)]
+
+
 def test_repeated_tokens_have_bars_of_their_own() -> None:
     scores = numbers(len(TOKENS))
     figure = na.plots.positions(scores, na.Head(3, 2), origin())
@@ -237,7 +245,17 @@ def test_layers_are_counted_value_against_query() -> None:
         na.plots.neurons_per_layer(value, n_layers=6)
 
 
-@pytest.mark.parametrize("other", [origin(target="' Rome'"), origin(TOKENS[1:])])
+@pytest.mark.parametrize(
+    "other",
+    [
+        origin(target="' Rome'"),
+        origin(TOKENS[1:]),
+        replace(origin(), model="another"),
+        replace(origin(), convention="paper"),
+        replace(origin(), position=2),
+        replace(origin(), target_ids=(1, 3)),
+    ],
+)
 def test_rankings_of_two_traces_are_refused(other: Provenance) -> None:
     with pytest.raises(ValueError, match="give two rankings of one trace"):
         na.plots.neurons_per_layer(VALUE, mlp(1.0, source=other))
@@ -302,6 +320,18 @@ def test_a_flow_has_a_line_for_every_contribution() -> None:
     assert written[4].endswith("-1.25")
 
 
+def test_a_flow_has_the_units_of_its_rankings() -> None:
+    value, query = replace(VALUE, method="norm"), replace(QUERY, method="query_unnormalised")
+    figure = na.plots.flow(query, value, linked(VALUE, QUERY))
+    assert "(query: nats x activation; value: units of the residual stream)" in plain(figure.layout.title.text)
+    units = {text.partition("</b><br>")[2].partition(" ")[2] for text in hovers(figure)}
+    assert units == {"nats x activation", "units of the residual stream"}
+
+
+def hovers(figure: Any) -> list[str]:
+    return [part.hovertext for part in figure.data if part.mode == "lines"]
+
+
 def test_a_flow_needs_the_links_of_its_neurons() -> None:
     links = linked(VALUE, QUERY)
     with pytest.raises(ValueError, match=r"links has no row from L2N101 to L3H2D12@2, which are drawn"):
@@ -341,6 +371,22 @@ def test_a_curve_of_one_prompt_has_neither_intervals_nor_a_band_without_draws() 
     assert best.error_y.array is None and list(best.x) == [5]
     with pytest.raises(ValueError, match="unknown metric 'entropy'"):
         na.plots.ablation(curve(), "entropy")
+
+
+def test_a_contrast_is_not_called_a_log_probability() -> None:
+    plain_curve = curve((1, 2), n=1)
+    contrast = replace(plain_curve, before=replace(plain_curve.before, log_prob=torch.tensor([1.5]).double()))
+    names = {
+        "log_prob": "Log-probability difference of ' <i>' | ' $z$' after",
+        "probability": "Probability of the first of ' <i>' | ' $z$' after",
+        "rank": "Rank of the first of ' <i>' | ' $z$' after",
+    }
+    for metric, name in names.items():
+        assert plain(na.plots.ablation(contrast, metric).layout.title.text).startswith(name)
+        own = name.replace(" difference", "").replace("the first of ", "")
+        assert plain(na.plots.ablation(plain_curve, metric).layout.title.text).startswith(own)
+    title = na.plots.ablation(replace(contrast, provenance=(origin(),) * 2), "rank").layout.title.text
+    assert plain(title).startswith("Rank of the target's first token after")
 
 
 def test_an_overlap_is_written_into_its_cells() -> None:

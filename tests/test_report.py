@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 import sys
+import types
 from types import SimpleNamespace
 
 import page_reader
@@ -215,6 +216,76 @@ def test_heading_is_what_the_model_had_read(tmp_path, position):
     read = ["t5", "t5t9", "t5 t17 t3"][position]
     answer = ["t9", "t4", "t9"][position]
     assert " ".join(document.one("h1").text.split()) == f"{read} → {answer}"
+
+
+@pytest.mark.any_release
+def test_a_target_of_many_tokens_is_named_by_some(tmp_path):
+    na.report(traced(na.AnyOf(range(96))), tmp_path / "page.html", k=1, controls=0)
+    document = page_reader.read((tmp_path / "page.html").read_text(encoding="utf-8"))
+    main = [*document.all("h1", "title", "figcaption", "caption"), document.one("ul", class_="findings")]
+    texts = [" ".join(each.text.split()) for each in main]
+    assert texts[1].endswith("t0 or t1 or t2 or t3 or t4 or one of 91 more")
+    assert max(map(len, texts)) < 400 and not any("t60" in text for text in texts)
+    assert "'t3' | 't4' and 91 more" in texts[-1]
+    assert all("t60" not in part.attributes["aria-label"] for part in document.all("div", class_="plot"))
+    assert len(rows(types.SimpleNamespace(document=document), "prediction")) == 96
+
+
+@pytest.mark.any_release
+def test_a_contrast_is_not_called_a_log_probability(tmp_path):
+    na.report(traced(na.Contrast(9, 4)), tmp_path / "page.html", k=1, controls=0)
+    document = page_reader.read((tmp_path / "page.html").read_text(encoding="utf-8"))
+    headers = [header.one("button") for header in document.one("table", id="table-ablations").all("th", scope="col")]
+    assert "log-probability difference" in [header.text for header in headers]
+    hints = {header.text: header.attributes.get("title") for header in headers}
+    assert hints["probability"].startswith("of 't9', before ") and hints["rank"].startswith("of 't9', before ")
+    plots = document.one("section", id="ablation").all("div", class_="plot")
+    for plot in plots:
+        assert plot.attributes["aria-label"].startswith("Change of the target's log-probability difference in nats")
+
+
+def test_repeated_tokens_are_told_apart_by_their_position(plain):
+    best, _ = na.head_scores(plain.trace).top(1)[0]
+    scores = na.position_scores(plain.trace, best.layer, best.head)
+    high, low = int(scores.argmax()), int(scores.argmin())
+    alternative = plain.document.one("div", id="figure-head-positions").attributes["aria-label"]
+    tokens = plain.trace.str_tokens
+    assert f"the highest token {high} {tokens[high]!r} (" in alternative
+    assert f"the lowest token {low} {tokens[low]!r} (" in alternative
+    assert f"reads most from {tokens[high]!r} at position {high}" in plain.document.one("ul", class_="findings").text
+
+
+def test_every_layer_has_its_place_in_the_counts(plain):
+    [counts] = [figure for figure in script(plain, "figures") if figure["id"] == "neurons-per-layer"]
+    assert [len(part["y"]) for part in counts["data"]] == [plain.trace.view.n_layers] * 2
+
+
+@pytest.mark.any_release
+def test_the_same_trace_gives_the_same_page(tmp_path):
+    trace = traced(9)
+    pages = [na.report(trace, tmp_path / name, k=1, controls=1).read_text(encoding="utf-8") for name in ("a", "b")]
+    one, other = (re.sub(r"<dd>[0-9-]+ [0-9:]+ UTC</dd>", "", page) for page in pages)
+    assert one == other and one != pages[0]
+
+
+@pytest.mark.any_release
+def test_a_page_leaves_the_model_and_the_settings_as_they_were(tmp_path):
+    trace = traced(9)
+    model, hits = trace.model, []
+    model.add_hook("blocks.1.hook_resid_pre", lambda tensor, hook: hits.append(1))
+    try:
+        trace = na.trace(model, TOKENS, 9)
+        hooks = [len(point.fwd_hooks) for point in model.hook_dict.values()]
+        with torch.enable_grad():
+            na.report(trace, tmp_path / "page.html", k=1, controls=1)
+            assert torch.is_grad_enabled()
+            with pytest.raises(ValueError, match="use controls=0 or a smaller set"):
+                na.report(trace, tmp_path / "page.html", k=1000, controls=1)
+        assert [len(point.fwd_hooks) for point in model.hook_dict.values()] == hooks and sum(hooks) == 1
+        assert hits and not model.training
+        assert not [name for name, weight in model.named_parameters() if weight.grad is not None]
+    finally:
+        model.reset_hooks()
 
 
 # --- for every reader

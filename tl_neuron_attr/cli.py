@@ -81,6 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message: str = cast(Any, error).format_message()
         typer.echo(f"{PROGRAM}: error: {' '.join(message.split())}", err=True)
         return 2
+    except OSError as error:  # what is not said of a named file: standard output cannot be written
+        what = f"cannot write to standard output: {error.strerror}" if error.filename is None else str(error)
+        typer.echo(f"{PROGRAM}: error: {what}", err=True)
+        return 2
     except typer.Abort:
         return 130
     except SystemExit as ended:  # how showing, installing and running shell completion end

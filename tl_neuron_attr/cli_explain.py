@@ -77,7 +77,7 @@ def explain(
             traced = trace(loaded, prompt, target, position=position, convention=convention.value)
             found = gather(traced, k=k) if html is None else _written(traced, k, html)
         except ValueError as error:
-            fail(str(error))
+            fail(str(error).replace("use controls=0 or a smaller set", "use a smaller --k"))
     from tl_neuron_attr.terminal import render
 
     deliver(found, json, lambda: render(found, k))

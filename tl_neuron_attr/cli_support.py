@@ -59,19 +59,24 @@ def announced(model: str | None, backend: Backend | None, device: str | None = N
 
 def deliver(found: Any, json: str | None, shown: Callable[[], Any]) -> None:
     """A result as JSON on standard output (``"-"``), or as a table (or text) and in a file if one is named."""
-    if json == "-":
-        typer.echo(found.to_json())
-        return
-    told = shown()
-    if isinstance(told, str):
-        typer.echo(told)
-    else:
-        Console(highlight=False, soft_wrap=False).print(told)
+    try:
+        if json == "-":
+            typer.echo(found.to_json())
+            return
+        told = shown()
+        if isinstance(told, str):
+            typer.echo(told)
+        else:
+            Console(highlight=False, soft_wrap=False).print(told)
+    except ValueError as error:
+        fail(str(error))
     if json is not None:
         try:
             found.to_json(json)
         except OSError as error:
             fail(f"cannot write {json}: {error.strerror or error}")
+        except ValueError as error:
+            fail(f"cannot write {json}: {error}")
 
 
 def as_text(name: str, given: str) -> str:

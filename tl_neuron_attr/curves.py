@@ -84,7 +84,7 @@ class AblationCurve:
         first, n = self.provenance[0], len(self.provenance)
         head = [
             f"Ablating the best neurons of {first.model} ({self.protocol}), {n} prompt{'s' if n > 1 else ''}, the "
-            f"first: {first.target} after {tables.quoted(first.text)}"
+            f"first: {first.target} after {tables.quoted(first.read)}"
         ]
         rows = [row for size in self.sizes for row in self.summary(size) if row.metric == "log_prob"]
         return head, {"size": self.sizes, **shown(rows)}, 0

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tl_neuron_attr.effects import AblationEffect
-from tl_neuron_attr.tables import quoted
+from tl_neuron_attr.tables import probability, quoted
 
 _NAMES = {
     "log_prob": "log-probability (nats)",
@@ -23,7 +23,7 @@ def render(found: AblationEffect) -> ConsoleRenderable:
     origin, ablated, draws = found.provenance[0], found.neurons[0], found.protocol.controls
     rows = found.summary()
     parts: list[ConsoleRenderable] = [
-        Text.assemble((quoted(origin.text), "bold"), " -> ", (origin.target, "bold")),
+        Text.assemble((quoted(origin.read), "bold"), " -> ", (origin.target, "bold")),
         Text(f"model {origin.model}, position {origin.position}, {found.protocol}"),
         Text(f"top prediction {quoted(found.top_before[0])} -> {quoted(found.top_after[0])}"),
         Text(f"\nAblating {', '.join(ablated)}", "bold"),
@@ -78,5 +78,4 @@ def _number(metric: str, value: float | None, *, sign: bool = False) -> str:
     plus = "+" if sign else ""
     if metric == "rank":
         return f"{value:{plus},.0f}" if value == round(value) else f"{value:{plus},.1f}"
-    small = metric == "probability" and 0 < abs(value) < 0.0001
-    return f"{value:{plus}.2e}" if small else f"{value:{plus}.4f}"
+    return probability(value, plus) if metric == "probability" else f"{value:{plus}.4f}"

@@ -116,7 +116,7 @@ class AblationEffect:
     def _shown(self) -> tuple[list[str], dict[str, Sequence[Cell]], int]:
         first, labels = self.provenance[0], self.neurons[0]
         named = ", ".join([*labels[:5], *(["..."] if len(labels) > 5 else [])])
-        what = f"{first.target} after {tables.quoted(first.text)}"
+        what = f"{first.target} after {tables.quoted(first.read)}"
         many = f", means over {len(self.provenance)} prompts, the first: " if len(self.provenance) > 1 else ", "
         head = [f"Ablating {named} ({len(labels)}) of {first.model} ({self.protocol}){many}{what}"]
         if len(self.provenance) == 1:

@@ -71,6 +71,9 @@ class SetTo:
 
     def edited(self, tensor: Float[Tensor, "row pos *unit"], name: str, first: int) -> Float[Tensor, "..."]:
         """What the activation would become if every unit of it were ablated."""
+        largest = torch.finfo(tensor.dtype).max
+        if abs(self.value) > largest:
+            raise ValueError(f"{self} is past what {tensor.dtype} holds: give a value of at most {largest:.4g}")
         return torch.full_like(tensor, self.value)
 
 

@@ -50,6 +50,13 @@ class Outcomes:
         return 1 / self.rank.double()
 
     @property
+    def is_contrast(self) -> bool:
+        """Whether ``log_prob`` is the difference of a contrast: not the logarithm of ``probability``."""
+        shown = self.probability > 1e-300
+        gap = (self.log_prob - self.probability.log())[shown].abs()
+        return bool((gap > 1e-9 * (1 + self.log_prob[shown].abs())).any())
+
+    @property
     def mrr(self) -> Float[Tensor, "*variant"]:
         """Mean reciprocal rank over prompts."""
         return self.reciprocal_rank.mean(-1)
@@ -77,8 +84,14 @@ class Outcomes:
 
     @staticmethod
     def of(log_probs: Float[Tensor, "variant d_vocab"], target: ResolvedTarget) -> "Outcomes":
-        """The outcomes of variants of one prompt, ``[variant]``."""
+        """The outcomes of variants of one prompt, ``[variant]``; :class:`ValueError` where they are not numbers."""
         log_probs = log_probs.detach().cpu().double()
+        undefined = int(torch.isnan(log_probs).any(-1).sum())
+        if undefined:  # NaN is larger than nothing, so its rank would be 1
+            raise ValueError(
+                f"{undefined} of {len(log_probs)} predictions are NaN: activations went past what the model's "
+                f"precision can hold; set or scale neurons to smaller values, or use a model in float32"
+            )
         positive = log_probs[:, list(target.positive)]
         return Outcomes(
             log_prob=target.value(log_probs),

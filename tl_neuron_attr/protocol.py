@@ -27,6 +27,8 @@ class Protocol:
         """Check what can be checked without a trace; raises :class:`ValueError`."""
         if controls < 0:
             raise ValueError(f"controls is {controls}: give the number of random draws, 0 or more")
+        if not -(2**63) <= seed < 2**64:
+            raise ValueError(f"seed is {seed}: give an integer of 64 bits, such as 0")
         if positions is not None and not len(positions):
             raise ValueError("positions=[] ablates nowhere: give at least one, or None for every position")
         at = None if positions is None else tuple(int(position) for position in positions)

@@ -61,6 +61,18 @@ class Provenance:
         """The prompt, or the joined tokens where ids were given instead of text."""
         return "".join(self.str_tokens) if self.prompt is None else self.prompt
 
+    @property
+    def read(self) -> str:
+        """What the model had read when it predicted: :attr:`text` up to the predicting position.
+
+        The prompt without the text of its later tokens; where these do not spell its end, the joined tokens.
+        """
+        joined = (
+            "".join(part) for part in (self.str_tokens[: self.position + 1], self.str_tokens[self.position + 1 :])
+        )
+        read, later = joined
+        return read if self.prompt is None or not self.prompt.endswith(later) else self.prompt.removesuffix(later)
+
 
 def kept(tensor: Tensor) -> Tensor:
     """The tensor without its graph, on the CPU, and not holding a larger tensor's storage alive."""
@@ -247,7 +259,7 @@ class RankedNeurons:
         """Header lines, the first rows by column, and how many rows are left out."""
         origin = self.provenance
         head = [
-            f"{len(self):,} {self.kind} neurons for {origin.target} after {tables.quoted(origin.text)}, "
+            f"{len(self):,} {self.kind} neurons for {origin.target} after {tables.quoted(origin.read)}, "
             f"by {self.method}, {self.n_evaluated:,} of {self.n_neurons:,} neurons evaluated",
             f"model {origin.model}, position {origin.position}, convention {origin.convention}, "
             f"target value {origin.model_log_prob:.4f} nats",

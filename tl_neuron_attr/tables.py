@@ -27,6 +27,15 @@ def decimals(values: Sequence[float]) -> int:
     return min(max(3 - math.floor(math.log10(largest)), 2), 10) if largest > 0 else 4
 
 
+def probability(value: float, sign: str = "") -> str:
+    """Four decimals, of a small one three digits.
+
+    >>> probability(0.77312), probability(0.00001234), probability(0.0), probability(-0.00001, "+")
+    ('0.7731', '1.23e-05', '0.0000', '-1.00e-05')
+    """
+    return f"{value:{sign}.2e}" if 0 < abs(value) < 0.0001 else f"{value:{sign}.4f}"
+
+
 def strings(values: Sequence[Cell]) -> tuple[list[str], bool]:
     """The cells of one column as text, and whether they are numbers (set to the right)."""
     numbers = [value for value in values if isinstance(value, float)]

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from tl_neuron_attr.explanation import N_QUERIED, Explanation, TokenPrediction
 from tl_neuron_attr.ranking import RankedNeurons, floats
-from tl_neuron_attr.tables import quoted, strings
+from tl_neuron_attr.tables import probability, quoted, strings
 from tl_neuron_attr.vocab import PromotedTokens, TokenChange
 
 
@@ -30,7 +30,7 @@ def render(found: Explanation, k: int) -> ConsoleRenderable:
     )
     position = f"position {origin.position} {quoted(origin.str_tokens[origin.position], 20)}"
     return Group(
-        Text.assemble((quoted(origin.text), "bold"), " -> ", (quoted(found.target.token), "bold")),
+        Text.assemble((quoted(origin.read), "bold"), " -> ", (quoted(found.target.token), "bold")),
         Text(f"model {origin.model}, {position}, convention {origin.convention}; scores in nats"),
         _title(f"Prediction (rank among {found.d_vocab:,} tokens)"),
         _predictions(found),
@@ -70,8 +70,7 @@ def _predictions(found: Explanation) -> Table:
 
 
 def _prediction(row: TokenPrediction) -> tuple[str, ...]:
-    probability = f"{row.probability:.4f}" if row.probability >= 0.0001 else f"{row.probability:.2e}"
-    return f"{row.rank:,}", quoted(row.token, 30), probability, f"{row.log_probability:.4f}"
+    return f"{row.rank:,}", quoted(row.token, 30), probability(row.probability), f"{row.log_probability:.4f}"
 
 
 def _scores(title: str, name: str, pairs: Sequence[tuple[object, float]]) -> ConsoleRenderable:

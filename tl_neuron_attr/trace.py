@@ -151,7 +151,8 @@ def trace_continuation(
 ) -> list[Trace]:
     """Traces of an answer of several tokens from one forward pass, one for each token of it.
 
-    Trace ``i`` predicts token ``i`` of ``continuation`` from the prompt and the tokens before it, so under
+    Trace ``i`` predicts token ``i`` of ``continuation`` from the prompt and the tokens before it, which are its
+    prompt, so under
     ``"exact"`` the traces' ``target_log_prob`` sum to the log-probability of the whole answer (nats).
 
     Raises what :func:`trace` raises, and :class:`ValueError` for an empty continuation.
@@ -170,9 +171,11 @@ def trace_continuation(
     dests = list(range(first, first + len(answer)))
     targets = [resolve_target(token, vocabulary) for token in answer.tolist()]
     run = CachedRun.forward(view, tokens, dests)
+    pieces = [vocabulary.text(token) for token in answer.tolist()]
+    read = ["".join([prompt, *pieces[:i]]) if isinstance(prompt, str) else prompt for i in range(len(pieces))]
     return [
-        build(view, vocabulary, prompt, tokens[: dest + 1], dest, target, convention, run)
-        for dest, target in zip(dests, targets, strict=True)
+        build(view, vocabulary, text, tokens[: dest + 1], dest, target, convention, run)
+        for text, dest, target in zip(read, dests, targets, strict=True)
     ]
 
 

@@ -26,9 +26,9 @@ from tl_neuron_attr.explanation import N_QUERIED
 from tl_neuron_attr.page.figures import figures
 from tl_neuron_attr.page.story import Story
 from tl_neuron_attr.page.tables import tables
-from tl_neuron_attr.page.wording import findings, settings, target_value
+from tl_neuron_attr.page.wording import SHOWN, findings, settings, target_value
+from tl_neuron_attr.plots.labels import target as label_of
 from tl_neuron_attr.tables import quoted
-from tl_neuron_attr.trace import Trace
 
 _LEVELS = 5
 _TITLE_LENGTH = 100
@@ -53,10 +53,11 @@ def page(story: Story) -> str:
             figures_json=Markup(_for_script([_drawing(figure) for figure in drawn.values()])),
             numbers_json=Markup(_for_script(json.loads(story.found.to_json()))),
             tables=tables(story),
-            prompt=_shortened(_read(story.trace)),
-            target=[story.trace.vocabulary.text(token) for token in story.trace.target.positive],
+            prompt=_shortened(origin.read),
+            target=[story.trace.vocabulary.text(token) for token in story.trace.target.positive[:SHOWN]],
+            n_more=max(len(story.trace.target.positive) - SHOWN, 0),
             contrast=[story.trace.vocabulary.text(token) for token in story.trace.target.negative],
-            target_label=origin.target,
+            target_label=label_of(origin),
             tokens=list(_tokens(story)),
             position=origin.position,
             findings=findings(story),
@@ -131,14 +132,6 @@ def _for_script(value: object) -> str:
 
 def _drawing(figure: Any) -> dict[str, Any]:
     return {name: part for name, part in asdict(figure).items() if name in ("id", "data", "layout")}
-
-
-def _read(trace: Trace) -> str:
-    """What the model had read when it predicted: the prompt, unless that goes on or part of an answer follows it."""
-    read, prompt = trace.tokens[: trace.position + 1].tolist(), trace.prompt
-    if prompt is not None and read in [trace.vocabulary.prompt_ids(prompt, bos).tolist() for bos in (False, True)]:
-        return prompt
-    return "".join(map(trace.vocabulary.text, read))
 
 
 def _shortened(text: str) -> str:

@@ -7,7 +7,7 @@ Python strings, so that spaces and line breaks are seen and control characters a
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tl_neuron_attr.tables import decimals, quoted
+from tl_neuron_attr.tables import decimals, probability, quoted
 from tl_neuron_attr.vocab import TokenChange
 
 
@@ -75,14 +75,6 @@ def probabilities(name: str, values: Sequence[float], hint: str = "", *, bars: b
     """Probabilities, the small ones in powers of ten."""
     cells = (Cell(probability(value), value, value if bars else None) for value in values)
     return Column(name, tuple(cells), True, hint)
-
-
-def probability(value: float) -> str:
-    """
-    >>> probability(0.77312), probability(0.00001234)
-    ('0.7731', '1.23e-05')
-    """
-    return f"{value:.4f}" if value >= 0.0001 or value == 0 else f"{value:.2e}"
 
 
 def labels(name: str, values: Iterable[object], hint: str = "") -> Column:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from tl_neuron_attr import plots
 from tl_neuron_attr.page.story import Ablation, Story
+from tl_neuron_attr.plots import labels
 from tl_neuron_attr.ranking import RankedNeurons, floats
 
 PlotlyFigure: TypeAlias = Any
@@ -67,11 +68,11 @@ def _of_neurons(story: Story) -> Iterator[Figure]:
         f"Layers of the top {len(ranked.mlp):,} MLP value neurons and {len(ranked.query):,} query neurons",
         "",
         f"MLP value neurons are in {_where(ranked.mlp)}; query neurons in {_where(ranked.query)}.",
-        plots.neurons_per_layer(ranked.mlp, ranked.query),
+        plots.neurons_per_layer(ranked.mlp, ranked.query, n_layers=story.trace.view.n_layers),
     )
     yield _figure(
         "flow",
-        f"From query neurons through attention value neurons to {story.found.provenance.target} (nats)",
+        f"From query neurons through attention value neurons to {labels.target(story.found.provenance)} (nats)",
         "Width is the share of the strongest line of its side; dashed lines lower the target.",
         _flow(story),
         plots.flow(
@@ -131,7 +132,7 @@ def _flow(story: Story) -> str:
     strongest = ", ".join(f"{query} to {value} {c:+.3f}" for query, value, c in list(rows)[:3])
     return (
         f"Flow from {len(story.flow_query)} query neurons through {len(story.flow_value)} attention value neurons "
-        f"to {story.found.provenance.target}. Strongest links, in nats: {strongest}."
+        f"to {labels.target(story.found.provenance)}. Strongest links, in nats: {strongest}."
     )
 
 
@@ -142,11 +143,12 @@ def _ablation(ablation: Ablation) -> str:
         row = curve.summary(size)[0]
         random = "" if row.control_change is None else f" (random neurons {row.control_change:+.3f})"
         parts.append(f"{size}: {row.change:+.3f}{random}")
-    return f"Change of the target's log-probability in nats by number of neurons zeroed. {'; '.join(parts)}."
+    what = "log-probability difference" if curve.before.is_contrast else "log-probability"
+    return f"Change of the target's {what} in nats by number of neurons zeroed. {'; '.join(parts)}."
 
 
 def _named(story: Story, scores: Sequence[float]) -> Iterable[tuple[str, float]]:
-    return zip(story.found.provenance.str_tokens, scores, strict=False)
+    return ((labels.source(story.found.provenance, i), score) for i, score in enumerate(scores))
 
 
 def _best(what: str, name: str, scores: Iterable[tuple[object, float]]) -> str:
@@ -157,8 +159,7 @@ def _most(name: str, scores: Iterable[tuple[object, float]]) -> str:
     pairs = list(scores)
     by_score: Callable[[tuple[object, float]], float] = lambda pair: pair[1]  # noqa: E731
     high, low = max(pairs, key=by_score), min(pairs, key=by_score)
-    shown = [f"{name} {label!r}" if isinstance(label, str) else f"{name} {label}" for label, _ in (high, low)]
-    return f"the highest {shown[0]} ({high[1]:+.3f}), the lowest {shown[1]} ({low[1]:+.3f})"
+    return f"the highest {name} {high[0]} ({high[1]:+.3f}), the lowest {name} {low[0]} ({low[1]:+.3f})"
 
 
 def _where(ranked: RankedNeurons) -> str:

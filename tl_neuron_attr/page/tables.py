@@ -13,7 +13,10 @@ from tl_neuron_attr.page.columns import (
     token,
 )
 from tl_neuron_attr.page.story import Ablation, Story
+from tl_neuron_attr.page.wording import positives, value_name
+from tl_neuron_attr.plots.labels import target
 from tl_neuron_attr.ranking import RankedNeurons, floats
+from tl_neuron_attr.tables import probability as in_short
 from tl_neuron_attr.tables import quoted
 from tl_neuron_attr.vocab import PromotedTokens
 
@@ -183,16 +186,17 @@ def ablations(story: Story) -> Table:
         labels("place by size", [_place(each, row) for each, row in rows]),
     ]
     tops = [story.trace.vocabulary.text(int(each.curve.after[-1].top_token[0])) for each in story.ablations]
+    of, untouched = f"of {positives(story)}", in_short(probability[0].before)
     return Table(
         "ablations",
-        f"{story.found.provenance.target} after zeroing neurons",
+        f"{target(story.found.provenance)} after zeroing neurons",
         (
             labels("zeroed", [f"{each.curve.sizes[-1]} {each.name}" for each in story.ablations]),
-            numbers("log-probability", [row.after for _, row in rows], f"nats; before {rows[0][1].before:.4f}"),
+            numbers(value_name(story), [row.after for _, row in rows], f"nats; before {rows[0][1].before:.4f}"),
             numbers("change", [row.change for _, row in rows], "nats", bars=True, signed=True),
             *(compared if rows[0][1].control_change is not None else []),
-            probabilities("probability", [row.after for row in probability], f"before {probability[0].before:.4f}"),
-            counts("rank", [int(row.after) for row in rank], f"before {int(rank[0].before):,}"),
+            probabilities("probability", [row.after for row in probability], f"{of}, before {untouched}"),
+            counts("rank", [int(row.after) for row in rank], f"{of}, before {int(rank[0].before):,}"),
             labels("top prediction", [quoted(text) for text in tops]),
         ),
     )

@@ -1,11 +1,15 @@
 """What a page says in words: its main findings, what its target is, and the settings everything was made with."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tl_neuron_attr.page.columns import probability
 from tl_neuron_attr.page.story import Story
+from tl_neuron_attr.plots.labels import target
 from tl_neuron_attr.ranking import floats
-from tl_neuron_attr.tables import quoted
+from tl_neuron_attr.tables import probability, quoted
+
+# Of a target of many tokens, so many are named where not all of them can be.
+SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +24,11 @@ class Finding:
 def findings(story: Story) -> list[Finding]:
     """The numbers to remember."""
     found, origin = story.found, story.found.provenance
-    outcome, positive = story.ablations[0].curve.before, story.trace.target.positive
+    outcome = story.ablations[0].curve.before
     made = [
         Finding(
             probability(float(outcome.probability[0])),
-            f"probability of {' | '.join(quoted(each.token) for each in story.targets if each.token_id in positive)}",
+            f"probability of {positives(story)}",
             f"rank {int(outcome.rank[0]):,} of {found.d_vocab:,}",
         )
     ]
@@ -36,7 +40,8 @@ def findings(story: Story) -> list[Finding]:
     )
     if story.heads:
         best = story.heads[0]
-        source = quoted(origin.str_tokens[int(best.sources.argmax())], 20)
+        position = int(best.sources.argmax())
+        source = f"{quoted(origin.str_tokens[position], 20)} at position {position}"
         made.append(Finding(f"{best.head}", f"strongest head, {best.score:+.2f} nats", f"reads most from {source}"))
     for ablation in story.ablations[::2]:
         row, size = ablation.curve.summary(ablation.curve.sizes[-1])[0], ablation.curve.sizes[-1]
@@ -59,7 +64,7 @@ def settings(story: Story) -> dict[str, str]:
         "shape": shape,
         "weights": str(view.dtype).removeprefix("torch."),
         "prompt": f"{len(origin.tokens)} tokens, predicting from position {origin.position}",
-        "target": f"{origin.target} (token {', '.join(map(str, origin.target_ids))})",
+        "target": f"{target(origin)} (token {_some(list(map(str, origin.target_ids)), ', ')})",
         "target value": f"{origin.model_log_prob:.6f} nats",
         "convention": origin.convention,
         "neurons in tables": f"{story.k}",
@@ -72,9 +77,26 @@ def settings(story: Story) -> dict[str, str]:
 
 def target_value(story: Story) -> str:
     """What ``T`` is."""
-    target = story.trace.target
-    if target.negative:
-        return f"T = log p(a) - log p(b) with a - b = {target.label}, at the predicting position."
-    if len(target.positive) > 1:
-        return f"T = log of the summed probability of {target.label} at the predicting position."
-    return f"T = log p({target.label}), its log-probability at the predicting position."
+    resolved, label = story.trace.target, target(story.found.provenance)
+    if resolved.negative:
+        return f"T = log p(a) - log p(b) with a - b = {label}, at the predicting position."
+    if len(resolved.positive) > 1:
+        return f"T = log of the summed probability of {label} at the predicting position."
+    return f"T = log p({label}), its log-probability at the predicting position."
+
+
+def value_name(story: Story) -> str:
+    """The name of ``T``."""
+    return "log-probability difference" if story.trace.target.negative else "log-probability"
+
+
+def positives(story: Story) -> str:
+    """The tokens whose probability and rank are given: the target's, of a contrast the first."""
+    text = story.trace.vocabulary.text
+    return _some([quoted(text(token)) for token in story.trace.target.positive], " | ")
+
+
+def _some(names: Sequence[str], between: str) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - SHOWN
+    return between.join(names[:SHOWN]) + (f" and {more:,} more" if more > 0 else "")

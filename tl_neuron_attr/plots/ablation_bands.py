@@ -23,7 +23,8 @@ def ablation(curve: AblationCurve, metric: str = "log_prob") -> "Figure":
 
     Circles and a solid line are the best ranked neurons, diamonds and a dotted line the mean of the random draws
     within a band from the least to the largest of them, and the dashed line is the model untouched. For several
-    prompts, points are means and bars their 95 per cent bootstrap intervals.
+    prompts, points are means and bars their 95 per cent bootstrap intervals. Of a contrast, ``log_prob`` is the
+    difference of two log-probabilities, and the other metrics are those of its first token.
 
     Raises :class:`ValueError` for a metric other than log_prob, probability, reciprocal_rank, rank.
 
@@ -39,6 +40,9 @@ def ablation(curve: AblationCurve, metric: str = "log_prob") -> "Figure":
 
     curve.before.values(metric)
     what, unit = _METRICS[metric]
+    contrast = curve.before.is_contrast
+    if contrast and metric == "log_prob":
+        what = "Log-probability difference"
     sizes = list(curve.sizes)
     rows = [next(row for row in curve.summary(size) if row.metric == metric) for size in sizes]
     figure: Any = Figure()
@@ -73,7 +77,10 @@ def ablation(curve: AblationCurve, metric: str = "log_prob") -> "Figure":
     )
     _axes(figure, sizes, f"{what.lower()} ({unit})")
     origin, n = curve.provenance[0], len(curve.provenance)
-    title = f"{what} of {labels.target(origin) if n == 1 else 'the target'} after ablating neurons ({unit})"
+    whose = labels.target(origin) if n == 1 else "the target"
+    if contrast and metric != "log_prob":
+        whose = f"the first of {whose}" if n == 1 else "the target's first token"
+    title = f"{what} of {whose} after ablating neurons ({unit})"
     notes = [labels.where(origin) if n == 1 else f"means over {n:,} prompts, the first {labels.where(origin)}"]
     notes += [str(curve.protocol), f"dashed: untouched, {_number(rows[0].before)}"]
     figure.update_layout(legend={"orientation": "h", "x": 0, "xanchor": "left", "y": -0.24, "yanchor": "top"})

@@ -27,6 +27,7 @@ class _Curve(NamedTuple):
     start: float
     end: float
     strength: float
+    unit: str
     text: str
 
 
@@ -66,7 +67,9 @@ def flow(
 
     check_same(value, query)
     origin = value.provenance
-    title = f"From query neurons through value neurons to {labels.target(origin)} (nats)"
+    unit_q, unit_v = labels.unit_of(query.method), labels.unit_of(value.method)
+    unit = unit_v if unit_q == unit_v else f"query: {unit_q}; value: {unit_v}"
+    title = f"From query neurons through value neurons to {labels.target(origin)} ({unit})"
     if not len(value) or not len(query):
         empty = "value" if not len(value) else "query"
         return style.nothing(title, [labels.where(origin)], f"No {empty} neurons in the ranking")
@@ -78,12 +81,12 @@ def flow(
     figure: Any = Figure()
     for curves in (
         [
-            _Curve(_QUERY[1], _VALUE[0], asked[i], fed[j], contributions[str(q), str(v)], f"{q} to {v}")
+            _Curve(_QUERY[1], _VALUE[0], asked[i], fed[j], contributions[str(q), str(v)], unit_q, f"{q} to {v}")
             for i, q in enumerate(queries)
             for j, v in enumerate(values)
         ],
         [
-            _Curve(_VALUE[1], _TARGET[0], fed[j], end, score, f"{v} to {labels.target(origin)}")
+            _Curve(_VALUE[1], _TARGET[0], fed[j], end, score, unit_v, f"{v} to {labels.target(origin)}")
             for j, (v, score) in enumerate(zip(values, scores, strict=True))
         ],
     ):
@@ -149,7 +152,7 @@ def _draw(figure: Any, curve: _Curve, share: float) -> None:
             "dash": "solid" if curve.strength > 0 else "4px,3px",
         },
         opacity=0.4 + 0.4 * share,
-        hovertext=labels.hover(curve.text, labels.number(curve.strength, "nats")),
+        hovertext=labels.hover(curve.text, labels.number(curve.strength, curve.unit)),
         hoverinfo="text",
     )
 

@@ -1,5 +1,6 @@
 """A heat map of head scores, symmetric about zero, with marks on the heads that lower the target."""
 
+import math
 from typing import TYPE_CHECKING, Any, cast
 
 from tl_neuron_attr.neurons import Head
@@ -35,7 +36,7 @@ def heads(scores: HeadScores) -> "Figure":
         return style.nothing(title, [labels.where(origin)], "No heads")
     table = cast("list[list[float]]", scores.scores.tolist())
     n_layers, n_heads = scores.scores.shape
-    largest = max((abs(score) for row in table for score in row), default=0.0) or 1.0
+    largest = max((abs(score) for row in table for score in row if math.isfinite(score)), default=0.0) or 1.0
     below = [(i, j) for i, row in enumerate(table) for j, score in enumerate(row) if score <= -_MARKED * largest]
     gap = 1 if n_heads <= 32 else 0
     figure: Any = Figure()

@@ -75,9 +75,7 @@ def target(origin: Provenance, width: int = 40) -> str:
 
 def where(origin: Provenance) -> str:
     """The prompt up to the predicting position, and the model, for the lines under a title. Not escaped."""
-    read = "".join(origin.str_tokens[: origin.position + 1])
-    whole = origin.position == len(origin.tokens) - 1
-    return f"after {tables.quoted(origin.text if whole else read)}, {origin.model}"
+    return f"after {tables.quoted(origin.read)}, {origin.model}"
 
 
 def prompts(texts: Sequence[str]) -> str:

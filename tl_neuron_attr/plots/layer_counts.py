@@ -1,11 +1,12 @@
 """How many of the ranked neurons each layer has: value neurons against query neurons."""
 
+import operator
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tl_neuron_attr.comparison import KINDS
 from tl_neuron_attr.plots import labels, style
-from tl_neuron_attr.ranking import RankedNeurons
+from tl_neuron_attr.ranking import Provenance, RankedNeurons
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure  # pyright: ignore[reportMissingTypeStubs]
@@ -72,10 +73,17 @@ def neurons_per_layer(
 
 
 def check_same(value: RankedNeurons, query: RankedNeurons) -> None:
-    """Raise :class:`ValueError` for rankings of different prompts, positions or targets."""
+    """Raise :class:`ValueError` for rankings of different models, conventions, prompts, positions or targets."""
     one, other = value.provenance, query.provenance
-    if (one.tokens, one.position, one.target) != (other.tokens, other.position, other.target):
+    if any(of(one) != of(other) for of in _OF_ONE_TRACE):
         raise ValueError(
-            f"the value neurons are for {one.target} after {one.text!r}, the query neurons for {other.target} after "
-            f"{other.text!r}: give two rankings of one trace"
+            f"the value neurons are for {_described(one)}, the query neurons for {_described(other)}: give two "
+            f"rankings of one trace"
         )
+
+
+_OF_ONE_TRACE = tuple(map(operator.attrgetter, ("model", "convention", "tokens", "position", "target", "target_ids")))
+
+
+def _described(origin: Provenance) -> str:
+    return f"{origin.target} after {origin.read!r} ({origin.model}, convention {origin.convention})"
