@@ -49,12 +49,15 @@ def coefficients_at(
         post = _post(trace, layer)
         return post[pos.to(post.device)][:, row.to(post.device)].to(view.compute_dtype)
     pattern, value = trace.pattern[layer], trace.value[layer]
-    row, source, pos = row.cpu(), source.cpu(), pos.cpu()  # index tensors of any device
     head, dim = row // view.d_head, row % view.d_head
-    attended = pattern[head, pos[:, None], source].to(view.compute_dtype)
-    weight = attended * value[source, head // (view.n_heads // view.n_kv_heads), dim].to(attended)
+    here, there = pattern.device, value.device
+    attended = pattern[head.to(here), pos.to(here)[:, None], source.to(here)].to(view.compute_dtype)
+    kv_head = head // (view.n_heads // view.n_kv_heads)
+    weight = attended * value[source.to(there), kv_head.to(there), dim.to(there)].to(attended)
     factor = kept(trace, layer, pos)
-    return weight if factor is None else weight * factor[:, head, dim].to(weight)
+    if factor is None:
+        return weight
+    return weight * factor[:, head.to(factor.device), dim.to(factor.device)].to(weight)
 
 
 def coefficient(trace: "Trace", neuron: Neuron, pos: int) -> Float[Tensor, ""]:
