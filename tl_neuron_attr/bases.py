@@ -141,7 +141,7 @@ class Bases:
 
 
 def _rows(kept: Float[Tensor, "base token"], index: Int[Tensor, " row"]) -> Float[Tensor, "#row token"]:
-    return kept if len(kept) == 1 else kept[index]
+    return kept if len(kept) == 1 else kept.index_select(0, index)
 
 
 def _distinct(index: Int[Tensor, " row"]) -> tuple[Int[Tensor, " distinct"], Int[Tensor, " place"]]:

@@ -96,6 +96,14 @@ class Readout:
         """The logits, capped where the model caps them."""
         return self.capped(self.uncapped(x))
 
+    def logits_of_one(self, x: Float[Tensor, " d_model"]) -> Float[Tensor, " d_vocab"]:
+        """:meth:`logits` of one vector, in one reading of the unembedding; rounded otherwise than among others."""
+        inputs = self.direction(x)
+        step = self.memory_budget // (8 * self.itemsize * len(inputs)) if self.W_U.dtype != self.dtype else 2**30
+        blocks = slices(self.W_U.shape[1], step)
+        z = torch.cat([inputs @ self.W_U[:, block].to(self.dtype) for block in blocks])
+        return self.capped(z if self.constant is None else z + self.constant)
+
     def capped(self, z: Float[Tensor, "*logits"]) -> Float[Tensor, "*logits"]:
         """Logits of what they are before the cap, if there is one."""
         return z if self.cap is None else self.cap(z)

@@ -143,7 +143,7 @@ class _Growth:
         for block in self.readout.blocks(len(self.directions)):
             u = product(self.directions, self.readout.W_U[:, block])
             for part in self._parts(len(excess), u.shape[1]):
-                x, base_of = u[self.direction_of[part]], self.base_of[part]
+                x, base_of = u.index_select(0, self.direction_of[part]), self.base_of[part]
                 if cap is None:
                     x = x.sub_(self.mean[part]).mul_(self.coefficient[part])
                 else:

@@ -82,7 +82,8 @@ def output(trace: "Trace", kind: Kind, layer: int, pos: Int[Tensor, " pos"]) -> 
     block, dtype = trace.view.block(layer), trace.view.compute_dtype
     if kind == "attn":
         z, bias = trace.z[layer], block.b_O
-        made = torch.einsum("phd,hdm->pm", z[pos.to(z.device)].to(dtype), trace.view.W_O(layer).to(z.device, dtype))
+        rows = directions(trace, kind, layer).to(z.device, dtype)
+        made = z[pos.to(z.device)].to(dtype).flatten(1) @ rows
     else:
         acts, bias = _post(trace, layer), block.b_out
         made = acts[pos.to(acts.device)].to(dtype) @ trace.view.W_out(layer).to(acts.device, dtype)
