@@ -99,7 +99,7 @@ class Bases:
         return Bases.of_each([readout], [x])[0]
 
     @staticmethod
-    def of_each(readouts: Sequence[Readout], x: Sequence[Float[Tensor, "base d_model"]]) -> "list[Bases]":
+    def of_each(readouts: Sequence[Readout], x: Sequence[Float[Tensor, "_ d_model"]]) -> "list[Bases]":
         """Read out base vectors of several prompts of one model and convention, each under its own target."""
         inputs = [readout.direction(own) for readout, own in zip(readouts, x, strict=True)]
         reading = Reading.of(readouts[0], inputs[0] if len(inputs) == 1 else torch.cat(inputs))

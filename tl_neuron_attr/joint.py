@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def along_rows(
-    pool: "Candidates", index: int, q: Sequence[Float[Tensor, "option d_model"]]
-) -> list[tuple[Float[Tensor, "row option"], Float[Tensor, " row"]]]:
+    pool: "Candidates", index: int, q: Sequence[Float[Tensor, "_ d_model"]]
+) -> list[tuple[Float[Tensor, "row _"], Float[Tensor, " row"]]]:
     """``<q, w>`` of every row of a layer for each prompt's ``q``, and the rows' lengths."""
     rows = directions(pool.trace, pool.kind, pool.layers[index])
     together = torch.cat([own.to(rows.device) for own in q])
@@ -38,7 +38,7 @@ def along_rows(
     return [(own, lengths) for own in torch.cat(along).split([len(own) for own in q], 1)]
 
 
-def score_together(asked: "Sequence[tuple[Candidates, Tensor]]") -> list[Float[Tensor, " candidate"]]:
+def score_together(asked: "Sequence[tuple[Candidates, Tensor]]") -> list[Float[Tensor, " _"]]:
     """Exact scores (nats, on the CPU) of numbered candidates of pools whose bases are of one reading."""
     readout, wanted = asked[0][0].readout, _Wanted.of(asked)
     scores = torch.empty(len(wanted.pool), dtype=readout.dtype)

@@ -63,7 +63,7 @@ def changes(
 
 def changes_together(
     directions: Float[Tensor, "direction d_model"], each: Sequence[Vectors]
-) -> list[Float[Tensor, " vector"]]:
+) -> list[Float[Tensor, " _"]]:
     """Exact ``S`` (nats) of several prompts' vectors along the same directions, each multiplied once.
 
     The prompts' bases are of one reading.
