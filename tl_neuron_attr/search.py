@@ -13,9 +13,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-# After the first k, candidates are scored this many at a time, then twice as many, and so on: few at first, since
-# the threshold rises most then, and many where the bounds are loose, since large matrix products are efficient.
+# The first round scores the k best bounds and an eighth more, which is mostly all that is needed: a round more costs
+# another reading of the vocabulary. Then candidates are scored this many at a time, then twice as many, and so on: few
+# at first, since the threshold rises most then, and many where the bounds are loose, since large products are efficient.
 _CHUNK = 64
+_BEYOND = 8
 _SCAN_LIMIT = 8192
 
 
@@ -64,16 +66,17 @@ def searching(
     kept = 4 * sum(sizes) <= memory_budget // 4
     pool = _Kept(sizes, bound) if kept else _Passing(sizes, bound)
     numbers, scores = torch.empty(0, dtype=torch.int64), torch.empty(0)
-    n_evaluated, threshold, limit, chunk = 0, -torch.inf, k, _CHUNK
+    first = max(_CHUNK, k + k // _BEYOND)
+    n_evaluated, threshold, limit, chunk = 0, -torch.inf, first, _CHUNK
     while True:
         candidates, bounds = pool.best(threshold, limit)
         start = 0
         while start < len(candidates) and bounds[start] >= threshold:
-            part = candidates[start : start + min(max(chunk, k - n_evaluated), at_once)]
+            part = candidates[start : start + min(max(chunk, first - n_evaluated), at_once)]
             exact = yield part
             pool.remove(part)
             start += len(part)
-            chunk *= 2 if n_evaluated >= k else 1
+            chunk *= 2 if n_evaluated >= first else 1
             n_evaluated += len(part)
             numbers, scores = _best(torch.cat([numbers, part]), torch.cat([scores.to(exact), exact]), k)
             threshold = float(scores[-1]) if len(scores) == k else -torch.inf
