@@ -22,7 +22,7 @@ LENS_HOOKS = ("fwd_hooks", "bwd_hooks")
 
 
 _WARM: dict[int, Any] = {}
-FEW = tuple((kind, backend) for kind in ("gpt2", "llama_gqa") for backend in zoo.BACKENDS)
+FEW = zoo.thinned((kind, backend) for kind in ("gpt2", "llama_gqa") for backend in zoo.BACKENDS)
 
 
 def warm(case: Any) -> Any:

@@ -151,6 +151,16 @@ class Loop:
             scores.append(self._score(self._before_attn(layer), v))
         return np.array(scores)
 
+    def source_scores(self) -> Array:
+        """[layer, pos]: what all heads of a layer together take from each source position."""
+        rows = []
+        for layer in range(len(self.recording.layers)):
+            taken = [np.zeros_like(self._before_attn(layer)) for _ in self.recording.tokens]
+            for i in self.attn_ids(layer):
+                taken[i[3]] = taken[i[3]] + self.attn_vector(*i)
+            rows.append([self._score(self._before_attn(layer), v) for v in taken])
+        return np.array(rows)
+
     def mlp_scores(self) -> Array:
         """[layer, neuron]."""
         rows = []

@@ -44,6 +44,7 @@ def loop(name: str, question: str, value_constant: bool) -> tuple[Loop, dict[str
         "layers_mlp": mlp,
         "heads": found.head_scores(),
         "positions": found.position_scores(1, 2),
+        "sources": found.source_scores(),
         "mlp": found.mlp_scores(),
         "attn": found.attn_scores(),
     }
@@ -78,6 +79,7 @@ def check(case: zoo.ZooCase, question: str, tolerance: float) -> None:
     close(layers.mlp, expected["layers_mlp"], tolerance)
     close(na.head_scores(trace).scores, expected["heads"], tolerance)
     close(na.position_scores(trace, 1, 2), expected["positions"][: reference.position + 1], tolerance)
+    close(na.source_scores(trace), expected["sources"][:, : reference.position + 1], tolerance)
 
     n_sources = reference.position + 1  # a source after the predicting position adds nothing
     assert not expected["attn"][:, n_sources:].any()
@@ -116,7 +118,7 @@ def test_float64(name: str, backend: str, question: str) -> None:
     check(zoo.case(name, backend, torch.float64), question, 1e-8)
 
 
-@pytest.mark.parametrize(("name", "backend"), zoo.CASES)
+@pytest.mark.parametrize(("name", "backend"), zoo.ALL_CASES)
 def test_float64_as_the_libraries_leave_it(name: str, backend: str) -> None:
     """A float64 model whose RMSNorm, softmax and rotary angles are float32 inside is a model like any other."""
     hf = zoo.hf_model(name)

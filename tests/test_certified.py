@@ -70,6 +70,7 @@ def demo() -> Any:
 if not (zoo.HOOKED and zoo.BRIDGE):  # a while; the other releases are enough
 
     @pytest.mark.parametrize(("kind", "layer"), [("mlp", 27), ("attn", 23)])
+    @pytest.mark.any_release
     def test_demo_model(kind: Any, layer: int) -> None:
         """One percent or so of the neurons are scored; one layer of them is compared with its exact scores."""
         found = na.value_scores(demo(), kind, tolerance=1e-3)

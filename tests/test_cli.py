@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import logging
 import math
 import subprocess
 import sys
@@ -73,7 +74,9 @@ def refused(capsys, *arguments):
 # --- light commands
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["explain", "--help"], ["evaluate", "--help"], []])
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["explain", "--help"], ["evaluate", "--help"], ["ablate", "--help"], []]
+)
 def test_light_commands_import_nothing_heavy(arguments):
     script = (
         "import sys\nfrom tl_neuron_attr.cli import main\n"
@@ -101,6 +104,29 @@ def test_help_shows_an_example(arguments):
     assert result.exit_code == 0
     assert 'tl-neuron-attr explain "The capital of France is" --target " Paris"' in result.output
     assert all(len(line) <= 80 for line in result.output.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("tl-neuron-attr ", "explain"), ("tl-neuron-attr explain x --con", "--convention")],
+)
+def test_the_shell_completes_commands_and_options_at_once(words, offered):
+    script = (
+        "import os, sys\nfrom tl_neuron_attr.cli import main\n"
+        f"os.environ.update(_TL_NEURON_ATTR_COMPLETE='complete_bash', COMP_WORDS={words!r}, "
+        f"COMP_CWORD='{len(words.split(' ')) - 1}')\n"
+        "try:\n    main([])\nfinally:\n"
+        "    heavy = {'torch', 'transformer_lens', 'pandas', 'plotly'} & set(sys.modules)\n"
+        "    assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert offered in done.stdout.split()
+
+
+def test_completion_can_be_shown(capsys):
+    assert main(["--show-completion"]) == 0
+    assert "_TL_NEURON_ATTR_COMPLETE" in capsys.readouterr().out
 
 
 # --- explaining
@@ -132,6 +158,7 @@ def test_explain_prints_what_the_library_finds(demo):
     assert demo.asked == [None]
 
 
+@pytest.mark.any_release
 def test_another_target_position_and_convention(demo):
     arguments = ["--target", " London", "--position", "-1", "--convention", "paper", "--k", "2", "--json", "-"]
     result = CliRunner().invoke(app, ["explain", PROMPT, *arguments])
@@ -151,6 +178,7 @@ def test_another_target_position_and_convention(demo):
     )
 
 
+@pytest.mark.any_release
 def test_json_file_holds_everything(demo, tmp_path):
     path = tmp_path / "paris.json"
     result = CliRunner().invoke(app, ["explain", PROMPT, "--json", str(path), "--k", "2"])
@@ -180,6 +208,28 @@ def test_json_file_holds_everything(demo, tmp_path):
             assert [(end["token"], end["logit_change"]) for end in row["up"]] == list(up)
             assert [(end["token"], end["logit_change"]) for end in row["down"]] == list(down)
             assert row["up"][0]["logit_change"] > 0 > row["down"][0]["logit_change"]
+
+
+@pytest.mark.any_release
+def test_html_file_shows_what_is_printed(demo, tmp_path):
+    path = tmp_path / "page.html"
+    arguments = ["explain", PROMPT, "--k", "2", "--html", str(path), "--json", "-"]
+    record = strict(CliRunner().invoke(app, arguments).stdout)
+    page = path.read_text(encoding="utf-8")
+    _, _, rest = page.partition('<script type="application/json" id="numbers">')
+    assert strict(rest.partition("</script>")[0]) == record
+    assert strict(CliRunner().invoke(app, [*arguments[:4], "--json", "-"]).stdout)["layers"] == record["layers"]
+
+
+@pytest.mark.any_release
+def test_html_file_that_cannot_be_written_is_one_line(demo, tmp_path, monkeypatch, capsys):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tl_neuron_attr.page.story.tell", lambda traced, k: None)
+    monkeypatch.setattr(sys.modules["tl_neuron_attr.report"], "write", full)
+    path = tmp_path / "page.html"
+    assert refused(capsys, "explain", PROMPT, "--html", str(path)) == f"cannot write {path}: No space left on device"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -243,6 +293,8 @@ def test_tables_fit_the_terminal(awkward, width, colour):
         (["explain", "x\udcff"], "the prompt 'x\\udcff' is not text in UTF-8"),
         (["explain", "x", "--json", "{tmp}"], "cannot write {tmp}: it is a folder; give a file name"),
         (["explain", "x", "--json", "{tmp}/a/b"], "cannot write {tmp}/a/b: there is no folder {tmp}/a"),
+        (["explain", "x", "--html", "{tmp}"], "cannot write {tmp}: it is a folder; give a file name"),
+        (["explain", "x", "--html", "-"], '--html "-" is no file: name one, such as --html page.html'),
         (["explain", "x", "--k", "many"], "Invalid value for '--k'"),
         (["explain", "x", "--convention", "mine"], "Invalid value for '--convention'"),
         (["explain", "x", "--backend", "mine"], "Invalid value for '--backend'"),
@@ -310,6 +362,24 @@ def test_unknown_model_is_one_line(named, capsys, backend):
         "model 'no-such-model' cannot be loaded: no-such-model is not a local folder. "
         "Give a name that TransformerLens knows, and see that the model hub can be reached."
     )
+
+
+def test_retries_of_the_hub_do_not_make_an_error_of_many_lines(named, capsys, caplog):
+    log = logging.getLogger("huggingface_hub.utils._http")
+    level = log.level
+
+    def unreachable(name):
+        log.warning("thrown while requesting\nRetrying in 1s [Retry 1/5].")
+        raise OSError("the hub cannot be reached")
+
+    named.loader = unreachable
+    log.addHandler(caplog.handler)
+    try:
+        assert "the hub cannot be reached" in refused(capsys, "explain", PROMPT, "--model", "gpt2")
+    finally:
+        log.removeHandler(caplog.handler)
+    assert "Retrying" not in caplog.text
+    assert log.level == level
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

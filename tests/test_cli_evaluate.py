@@ -9,8 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 import tl_neuron_attr as na
-from tl_neuron_attr import models
+from tl_neuron_attr import cli_evaluate, models
 from tl_neuron_attr.cli import app, main
+
+pytestmark = pytest.mark.any_release
 
 FILE = """prompt,answer,type
 The capital of France is,Paris,capital
@@ -150,6 +152,10 @@ def test_bad_input_is_one_line(name: str, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.usefixtures("no_model")
+def test_all_methods_are_those_of_the_table() -> None:
+    assert [na.methods_table().name.tolist(), list(na.METHODS)] == [cli_evaluate._methods(["all"])] * 2
+
+
 def test_an_unknown_method_or_type_lists_what_there_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert refused(capsys, "--methods", "nrom").startswith("unknown method 'nrom': choose one of log_prob_increase, ")
     path = tmp_path / "mine.csv"

@@ -391,6 +391,7 @@ DEMO = [
 
 
 @pytest.mark.parametrize(("backend", "kind", "layer", "target"), DEMO)
+@pytest.mark.any_release
 def test_demo_model(backend: str, kind: str, layer: int, target: str) -> None:
     """Few evaluations among up to 86,400 neurons; one layer of them is compared with its dense differences."""
     a, b = demo(backend, target)

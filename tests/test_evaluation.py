@@ -281,6 +281,32 @@ def test_falls_are_paired_by_prompt() -> None:
     assert one.high - one.low > 1
 
 
+def test_differences_are_paired_by_prompt_and_count_both_sides() -> None:
+    values, falls = [-10.0, -1.0, -4.0, -0.5, -2.0], [0.25, 0.25, -0.5, 0.25, 0.0]
+    found = made_up(values, falls)
+    for against, sign in (("untouched", -1), ("random", -1)):
+        table = na.method_differences(found, against).set_index(["name", "metric"])
+        row = table.loc[("norm", "log_prob")]
+        assert row["difference"] == pytest.approx(sign * 0.05)
+        assert row["low"] <= row["difference"] <= row["high"]
+        assert (row["n_lower"], row["n_higher"], row["n_prompts"]) == (3, 1, 5)
+        assert table.loc[("norm", "mrr"), ["difference", "n_lower", "n_higher"]].tolist() == [0, 0, 0]
+    back = na.method_differences(found, "norm").set_index(["name", "metric"]).loc[("untouched", "log_prob")]
+    assert (back["difference"], back["n_lower"], back["n_higher"]) == (pytest.approx(0.05), 1, 3)
+    equal = na.method_differences(made_up(values, [0.25] * 5), "untouched").set_index(["name", "metric"])
+    assert equal.loc[("norm", "log_prob"), ["difference", "low", "high"]].tolist() == [-0.25] * 3
+    assert na.method_differences(found, by="type", against="norm")["type"].unique().tolist() == ["<i>"]
+
+
+def test_differences_against_what_is_not_a_row_are_refused() -> None:
+    found = made_up([-1.0], [0.5])
+    assert na.method_differences(found, "random")["low"].isna().all()
+    with pytest.raises(ValueError, match=r"no row 'causal': the rows are untouched, random, norm$"):
+        na.method_differences(found, "causal")
+    with as_users_run_it(), pytest.raises(ValueError, match="by='kind': give \"type\" for one table a type"):
+        na.method_differences(found, "norm", by="kind")  # type: ignore[arg-type]
+
+
 def test_one_prompt_has_no_interval() -> None:
     found = made_up([-1.0], [0.5])
     assert found.of("norm").log_prob.fall == 0.5
@@ -425,10 +451,11 @@ def test_the_plot_shows_the_table_and_touches_nothing() -> None:
     template = plotly.io.templates.default
     figure = na.plots.methods(found)
     assert plotly.io.templates.default == template
-    assert figure.layout.title.text.startswith("Right token after zeroing the top 1 MLP neurons of tiny")
-    assert "3 prompts, 95 % bootstrap intervals" in figure.layout.title.text
+    title = figure.layout.title.text.replace("<br>", " ")
+    assert title.startswith("Right token after zeroing the top 1 MLP neurons of tiny")
+    assert "means over 3 prompts, the first '&lt;b&gt;0', 95 % bootstrap intervals" in title
     titles = [figure.layout[axis].title.text for axis in ("xaxis", "xaxis2", "xaxis3")]
-    assert titles == ["MRR", "Probability", "Log-probability (nats)"]
+    assert titles == ["MRR", "Prob.", "Log-prob.<br>(nats)"]
     named = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
     assert named == {0: "norm", 1: "random", 2: "untouched"}
     shown: dict[tuple[str, str], tuple[float, float, float]] = {}
@@ -471,4 +498,4 @@ def test_a_plot_is_drawn_and_written_without_a_notebook_or_a_network() -> None:
 def test_plots_are_reached_by_name_and_loaded_late() -> None:
     assert "plots" in dir(na)
     assert "plots" not in na.__all__
-    assert na.plots.methods.__module__ == "tl_neuron_attr.plots"
+    assert na.plots.methods.__module__ == "tl_neuron_attr.plots.method_intervals"

@@ -8,14 +8,15 @@ import re
 from pathlib import Path
 
 import pytest
-import zoo
 
 import tl_neuron_attr as na
 from tl_neuron_attr import models
 
-MODULES = sorted(module.name for module in pkgutil.iter_modules(na.__path__) if module.name != "__main__")
-if zoo.HOOKED and zoo.BRIDGE:  # what a public function returns is the same there as on the releases with one class
-    MODULES = MODULES[::3]
+MODULES = sorted(
+    module.name.removeprefix("tl_neuron_attr.")
+    for module in pkgutil.walk_packages(na.__path__, "tl_neuron_attr.")
+    if not module.name.endswith("__main__")
+)
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -29,6 +30,7 @@ def one_demo_model():
         yield
 
 
+@pytest.mark.any_release
 @pytest.mark.parametrize("name", MODULES)
 def test_docstrings(name):
     module = importlib.import_module(f"tl_neuron_attr.{name}")

@@ -398,17 +398,16 @@ def demo() -> Any:
     return na.load_demo_model()
 
 
-if not (zoo.HOOKED and zoo.BRIDGE):  # minutes; the other releases are enough
-
-    def test_the_demo_model_answers_200_prompts_of_one_type_alone() -> None:
-        """All words of the type and a plain loop over some of the prompts say the same."""
-        prompts = na.load_knowledge(["country"])
-        found = na.check_answers(demo(), prompts, progress=False)
-        assert len(found.answerable) >= 200
-        words = {demo().to_single_token(prompt.answer) for prompt in prompts}
-        for answer in found.answers[::16]:
-            log_probs = next_log_probs(demo(), answer.prompt.prompt)
-            right = demo().to_single_token(answer.prompt.answer)
-            in_top = right in log_probs.topk(10).indices.tolist()
-            above = all(log_probs[right] > log_probs[word] for word in words - {right})
-            assert (answer.verdict == "answerable") == (in_top and above), answer
+@pytest.mark.any_release
+def test_the_demo_model_answers_200_prompts_of_one_type_alone() -> None:
+    """All words of the type and a plain loop over some of the prompts say the same."""
+    prompts = na.load_knowledge(["country"])
+    found = na.check_answers(demo(), prompts, progress=False)
+    assert len(found.answerable) >= 200
+    words = {demo().to_single_token(prompt.answer) for prompt in prompts}
+    for answer in found.answers[::16]:
+        log_probs = next_log_probs(demo(), answer.prompt.prompt)
+        right = demo().to_single_token(answer.prompt.answer)
+        in_top = right in log_probs.topk(10).indices.tolist()
+        above = all(log_probs[right] > log_probs[word] for word in words - {right})
+        assert (answer.verdict == "answerable") == (in_top and above), answer

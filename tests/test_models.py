@@ -188,6 +188,7 @@ def test_the_file_is_made_once_and_read_afterwards(
     assert [path.name for path in (tmp_path / "new").iterdir()] == [demo_weights._CACHED]
 
 
+@pytest.mark.any_release
 def test_a_damaged_copy_is_made_anew_with_a_warning(
     cached: Path, no_conversion: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -208,6 +209,7 @@ def test_a_damaged_copy_is_made_anew_with_a_warning(
     assert len(no_conversion) == 2
 
 
+@pytest.mark.any_release
 def test_an_interrupted_write_leaves_nothing(
     no_conversion: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -242,6 +244,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.any_release
 def test_two_processes_can_write_at_once(cached: Path, tmp_path: Path):
     command = [sys.executable, "-c", WRITE_AND_READ, str(cached), str(tmp_path / "both.safetensors")]
     package = Path(na.__file__).parent.parent

@@ -163,7 +163,7 @@ def test_neurons_and_biases_make_a_layer(name: str, backend: str) -> None:
 
 def test_each_value_neuron_alone() -> None:
     """Shares of a set are the sums of each neuron's own."""
-    for name, backend in zoo.CASES[:: len(zoo.BACKENDS)]:
+    for name, backend in zoo.ALL_CASES[:: len(zoo.BACKENDS)]:
         reference, values = loop(name, "top-exact", False), value_set(name, "top-exact", False, "mixed")
         trace = trace64(name, backend, "top-exact")
         for i, score in values.items():

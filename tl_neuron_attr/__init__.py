@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tl_neuron_attr.comparison import MethodComparison as MethodComparison
     from tl_neuron_attr.curves import AblationCurve as AblationCurve
     from tl_neuron_attr.curves import ablation_curve as ablation_curve
+    from tl_neuron_attr.differences import method_differences as method_differences
     from tl_neuron_attr.effects import AblationEffect as AblationEffect
     from tl_neuron_attr.effects import ablation_effect as ablation_effect
     from tl_neuron_attr.errors import UnsupportedModelError as UnsupportedModelError
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from tl_neuron_attr.methods import STATIC_METHODS as STATIC_METHODS
     from tl_neuron_attr.methods import methods_table as methods_table
     from tl_neuron_attr.models import load_demo_model as load_demo_model
+    from tl_neuron_attr.models import load_model as load_model
     from tl_neuron_attr.modes import MeanActivations as MeanActivations
     from tl_neuron_attr.modes import ResampledActivations as ResampledActivations
     from tl_neuron_attr.modes import Scale as Scale
@@ -79,6 +81,7 @@ if TYPE_CHECKING:
     from tl_neuron_attr.ranks import InverseRanks as InverseRanks
     from tl_neuron_attr.recording import mean_activations as mean_activations
     from tl_neuron_attr.recording import resample as resample
+    from tl_neuron_attr.report import report as report
     from tl_neuron_attr.results import (
         HeadScores as HeadScores,
     )
@@ -111,6 +114,9 @@ if TYPE_CHECKING:
     )
     from tl_neuron_attr.value import (
         position_scores as position_scores,
+    )
+    from tl_neuron_attr.value import (
+        source_scores as source_scores,
     )
     from tl_neuron_attr.value import (
         value_neurons as value_neurons,
@@ -179,7 +185,9 @@ _HOME = {
     "links": "links",
     "load_demo_model": "models",
     "load_knowledge": "knowledge",
+    "load_model": "models",
     "mean_activations": "recording",
+    "method_differences": "differences",
     "methods_table": "methods",
     "neuron_sums": "analysis",
     "overlap": "shared",
@@ -188,9 +196,11 @@ _HOME = {
     "query_layers": "query",
     "query_neurons": "query",
     "read_prompts": "prompt_files",
+    "report": "report",
     "required_hooks": "trace",
     "resample": "recording",
     "shared_neurons": "shared",
+    "source_scores": "value",
     "through_head": "vocab",
     "top_heads": "shared",
     "trace": "trace",

@@ -6,33 +6,26 @@ needed, so that ``--version`` and ``--help`` answer at once.
 """
 
 import contextlib
-import enum
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, cast
 
 import typer
-from rich.console import Console
 
 from tl_neuron_attr import __version__
+from tl_neuron_attr.cli_ablate import EXAMPLE as ABLATE_EXAMPLE
+from tl_neuron_attr.cli_ablate import ablate
 from tl_neuron_attr.cli_evaluate import EXAMPLE as EVALUATE_EXAMPLE
 from tl_neuron_attr.cli_evaluate import evaluate
-from tl_neuron_attr.cli_support import PROGRAM, Backend, announced, as_text, check_writable, deliver, fail
+from tl_neuron_attr.cli_explain import EXAMPLE as EXPLAIN_EXAMPLE
+from tl_neuron_attr.cli_explain import explain
+from tl_neuron_attr.cli_support import PROGRAM
 
-EXAMPLE = f'{PROGRAM} explain "The capital of France is" --target " Paris" --k 5'
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 
 # What every usage error of the command-line library derives from, whichever copy of it is in use.
 _UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
-
-
-class Convention(str, enum.Enum):
-    """Whether the readout keeps its constant; see the README."""
-
-    exact = "exact"
-    paper = "paper"
 
 
 def _show_version(wanted: bool) -> bool:
@@ -61,55 +54,8 @@ def _root(
     """
 
 
-@app.command(epilog=f"Example: {EXAMPLE}")
-def explain(
-    prompt: Annotated[str, typer.Argument(help="The text whose next token is explained.")],
-    target: Annotated[
-        str | None,
-        typer.Option(help='The token to explain, with its leading space: " Paris". Default: the prediction.'),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="A model that TransformerLens knows, such as gpt2. Default: the embedded SmolLM2."),
-    ] = None,
-    k: Annotated[int, typer.Option(help="How many layers, heads and neurons of each kind.")] = 10,
-    json: Annotated[
-        str | None, typer.Option(metavar="FILE", help='Write everything as JSON; "-" prints it instead.')
-    ] = None,
-    convention: Annotated[
-        Convention, typer.Option(help="exact: scores sum to the log-probability. paper: as published.")
-    ] = Convention.exact,
-    position: Annotated[
-        int, typer.Option(help="The token to predict from, counted from 0, or from the end by -1, -2, ...")
-    ] = -1,
-    backend: Annotated[
-        Backend | None, typer.Option(help="The TransformerLens class. Default: what its release prefers.")
-    ] = None,
-) -> None:
-    """Explain one prediction: layers, heads, MLP and attention neurons, and the tokens they promote.
-
-    Scores are rises of the target's log-probability in nats. "up" and "down" are the tokens whose logits a
-    neuron raises and lowers most on this prompt, the sign of its coefficient applied.
-    """
-    prompt, target = as_text("prompt", prompt), None if target is None else as_text("target", target)
-    if not prompt:
-        fail("the prompt is empty: give the text whose next token is to be explained")
-    if k < 1:
-        fail(f"--k is {k}: ask for 1 or more")
-    check_writable(json)
-    loaded = announced(model, backend)
-    with contextlib.redirect_stdout(sys.stderr), Console(stderr=True).status("Attributing ..."):
-        from tl_neuron_attr.explanation import explain as run
-
-        try:
-            found = run(loaded, prompt, target, k=k, position=position, convention=convention.value)
-        except ValueError as error:
-            fail(str(error))
-    from tl_neuron_attr.terminal import render
-
-    deliver(found, json, lambda: render(found, k))
-
-
+app.command(epilog=f"Example: {EXPLAIN_EXAMPLE}")(explain)
+app.command(epilog=f"Example: {ABLATE_EXAMPLE}")(ablate)
 app.command(epilog=f"Example: {EVALUATE_EXAMPLE}")(evaluate)
 
 
@@ -128,4 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except typer.Abort:
         return 130
+    except SystemExit as ended:  # how showing, installing and running shell completion end
+        code = ended.code
     return code if isinstance(code, int) else 0

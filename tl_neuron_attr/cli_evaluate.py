@@ -34,7 +34,8 @@ def evaluate(
         typer.Option(metavar="FILE", help="Your own prompts, JSONL or CSV with prompt and answer (and type)."),
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Methods, with commas between. Default: the eight static.")
+        str | None,
+        typer.Option(metavar="NAMES", help='Methods, with commas between, or "all". Default: the eight static.'),
     ] = None,
     limit: Annotated[
         int | None, typer.Option(help="At most so many answered prompts a type, drawn by the seed.")
@@ -75,7 +76,7 @@ def evaluate(
                 fail(f"the model answers none of the prompts, so nothing can be compared: {check!r}")
             found = compare_methods(
                 loaded,
-                _limited(check.answerable, limit, seed),
+                limited(check.answerable, limit, seed),
                 chosen,
                 k,
                 batch_size=batch_size,
@@ -123,10 +124,11 @@ def _prompts(path: str | None, types: Sequence[str] | None) -> "list[KnowledgePr
 def _methods(names: list[str] | None) -> Sequence[Any]:
     """Names that exist, before a model is loaded."""
     from tl_neuron_attr.evaluation import named_methods
-    from tl_neuron_attr.methods import STATIC_METHODS
+    from tl_neuron_attr.methods import METHODS, STATIC_METHODS
 
+    wanted = STATIC_METHODS if names is None else list(METHODS) if names == ["all"] else names
     try:
-        return list(named_methods(STATIC_METHODS if names is None else names).values())
+        return list(named_methods(wanted).values())
     except ValueError as error:
         fail(str(error))
 
@@ -138,7 +140,7 @@ def _name_unusable(path: str, check: "AnswerCheck") -> None:
             warn(f"{path}: the answer {asked.answer!r} of {asked.prompt!r} is not one token of {check.model}")
 
 
-def _limited(answered: "Sequence[KnowledgePrompt]", limit: int | None, seed: int) -> "list[KnowledgePrompt]":
+def limited(answered: "Sequence[KnowledgePrompt]", limit: int | None, seed: int) -> "list[KnowledgePrompt]":
     """At most ``limit`` prompts a type, in the order given."""
     draw = random.Random(seed)
     kept: set[int] = set()

@@ -2,13 +2,15 @@
 
 import contextlib
 import enum
+import logging
 import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Generator
 from typing import Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
+
+from tl_neuron_attr.serialise import writable
 
 PROGRAM = "tl-neuron-attr"
 
@@ -25,9 +27,22 @@ def load(name: str | None, backend: Literal["bridge", "hooked"] | None) -> Any:
     from tl_neuron_attr.models import load_demo_model, load_model
 
     try:
-        return load_demo_model(backend) if name is None else load_model(name, backend)
+        with _no_word_of_retries():
+            return load_demo_model(backend) if name is None else load_model(name, backend)
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         fail(str(error))
+
+
+@contextlib.contextmanager
+def _no_word_of_retries() -> Generator[None, None, None]:
+    """The hub's client warns before every retry; when it gives up, its error says the same in one line."""
+    log = logging.getLogger("huggingface_hub.utils._http")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def announced(model: str | None, backend: Backend | None) -> Any:
@@ -62,11 +77,10 @@ def check_writable(json: str | None) -> None:
     """Refuse a folder, or a file in a folder that is not there, before any work is done for it."""
     if json is None or json == "-":
         return
-    path = Path(json)
-    if path.is_dir():
-        fail(f"cannot write {path}: it is a folder; give a file name")
-    if not path.parent.is_dir():
-        fail(f"cannot write {path}: there is no folder {path.parent}")
+    try:
+        writable(json)
+    except OSError as error:
+        fail(str(error))
 
 
 def warn(message: str) -> None:

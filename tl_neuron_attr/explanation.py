@@ -1,8 +1,8 @@
 """One prompt's whole story as plain data: prediction, layers, heads, value neurons of both kinds, query neurons.
 
-:func:`explain` runs the main job on a loaded model and gathers what the command line prints and what its
-JSON holds; :meth:`Explanation.to_json` writes it without NaN, under a schema version. Ranks count from 1: the
-rank of a token is one more than the number of tokens with a higher probability.
+:func:`gather` collects from a trace what the command line prints, what its JSON holds and what a report shows;
+:func:`explain` traces first. :meth:`Explanation.to_json` writes it without NaN, under a schema version. Ranks count
+from 1: the rank of a token is one more than the number of tokens with a higher probability.
 """
 
 import math
@@ -37,9 +37,31 @@ class TokenPrediction:
     log_probability: float
 
 
+@dataclass(frozen=True, slots=True)
+class Rankings:
+    """The strongest value neurons of both kinds, and the MLP neurons that activate the top attention ones."""
+
+    mlp: RankedNeurons
+    attn: RankedNeurons
+    query: RankedNeurons
+
+    @staticmethod
+    def of(traced: Trace, k: int) -> "Rankings":
+        """The top ``k`` of each."""
+        attn = value_neurons(traced, "attn", k=k)
+        queried = attn.top(N_QUERIED) if k >= N_QUERIED else value_neurons(traced, "attn", k=N_QUERIED)
+        return Rankings(
+            mlp=value_neurons(traced, "mlp", k=k), attn=attn, query=query_neurons(traced, queried, "mlp", k=k)
+        )
+
+    def top(self, k: int) -> "Rankings":
+        """The first ``k`` of each (all where there are fewer)."""
+        return Rankings(self.mlp.top(k), self.attn.top(k), self.query.top(k))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Explanation:
-    """What :func:`explain` found.
+    """What :func:`gather` found.
 
     ``predicted`` is what the model prefers, best first; ``target`` is the token that the scores are about.
     ``query`` are the MLP neurons that activate the top 30 attention value neurons.
@@ -99,29 +121,37 @@ def explain(
     """
     if k < 1:
         raise ValueError(f"k is {k}: ask for 1 neuron or more")
-    traced = trace(model, prompt, target, position=position, convention=convention)
-    mlp = value_neurons(traced, "mlp", k=k)
-    attn = value_neurons(traced, "attn", k=k)
-    queried = attn.top(N_QUERIED) if k >= N_QUERIED else value_neurons(traced, "attn", k=N_QUERIED)
-    query = query_neurons(traced, queried, "mlp", k=k)
+    return gather(trace(model, prompt, target, position=position, convention=convention), k=k, n_tokens=n_tokens)
+
+
+def gather(traced: Trace, *, k: int = 10, n_tokens: int = 5, ranked: Rankings | None = None) -> Explanation:
+    """Layers, heads, the top ``k`` neurons of both kinds and what they promote, of a trace.
+
+    ``n_tokens`` as in :func:`explain`. ``ranked`` are rankings of this trace that are there already, of ``k`` neurons
+    or more. Raises ValueError for ``k < 1``.
+    """
+    if k < 1:
+        raise ValueError(f"k is {k}: ask for 1 neuron or more")
+    top = Rankings.of(traced, k) if ranked is None else ranked.top(k)
     best = integers(traced.log_probs.topk(min(n_tokens, len(traced.log_probs))).indices)
     return Explanation(
         provenance=traced.provenance,
         d_vocab=len(traced.log_probs),
-        target=_prediction(traced, traced.target.positive[0]),
-        predicted=tuple(_prediction(traced, token) for token in best),
+        target=predicted_as(traced, traced.target.positive[0]),
+        predicted=tuple(predicted_as(traced, token) for token in best),
         layers=layer_scores(traced),
         heads=head_scores(traced),
-        mlp=mlp,
-        attn=attn,
-        mlp_tokens=promoted_tokens(traced, mlp, k=n_tokens),
-        attn_tokens=promoted_tokens(traced, attn, k=n_tokens),
-        query=query,
-        query_tokens=promoted_tokens(traced, query, k=n_tokens),
+        mlp=top.mlp,
+        attn=top.attn,
+        mlp_tokens=promoted_tokens(traced, top.mlp, k=n_tokens),
+        attn_tokens=promoted_tokens(traced, top.attn, k=n_tokens),
+        query=top.query,
+        query_tokens=promoted_tokens(traced, top.query, k=n_tokens),
     )
 
 
-def _prediction(traced: Trace, token: int) -> TokenPrediction:
+def predicted_as(traced: Trace, token: int) -> TokenPrediction:
+    """What the model says of one token."""
     log_probability = float(traced.log_probs[token])
     return TokenPrediction(
         token=traced.vocabulary.text(token),

@@ -3,14 +3,14 @@
 A neuron's activation is read from a residual stream ``x`` through a norm, ``N(x) = gain * (x - m(x)) / s``, so
 its key in the residual stream is its input column carried back through the norm (``s`` cancels in a ratio):
 
-==================================  ==================================================  =========================
-value neuron                        key ``k``                                           stream
-==================================  ==================================================  =========================
-attention ``(l, head, dim, src)``   ``gain * W_V[l, kv(head)][:, dim]``                 before block ``l`` at ``src``
-MLP ``(l, n)``, plain               ``gain * W_in[l][:, n]``                            MLP input at ``dest``
-MLP, gated, ``"linearised"``        ``gain * (act'(g) u W_gate[:, n] + act(g) W_in[:, n])``  same
-MLP, gated, ``"gate"``, ``"in"``    ``gain * W_gate[:, n]``, ``gain * W_in[:, n]``      same
-==================================  ==================================================  =========================
+=================================  =======================================================  =======================
+value neuron                       key ``k``                                                stream
+=================================  =======================================================  =======================
+attention ``(l, head, dim, src)``  ``gain * W_V[l, kv(head)][:, dim]``                      before block ``l``, src
+MLP ``(l, n)``, plain              ``gain * W_in[l][:, n]``                                 MLP's input, ``dest``
+MLP, gated, ``"linearised"``       ``gain * (act'(g) u W_gate[:, n] + act(g) W_in[:, n])``  same
+MLP, gated, ``"gate"``, ``"in"``   ``gain * W_gate[:, n]``, ``gain * W_in[:, n]``           same
+=================================  =======================================================  =======================
 
 Under ``"exact"`` keys of LayerNorm models are centred, ``k - m(k)``, as the norm centres its input; under
 ``"paper"`` they are not. The MLP's input is the stream with the same layer's attention, or without it in a

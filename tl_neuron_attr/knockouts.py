@@ -134,7 +134,10 @@ def ablate_query_neurons(
         n_value: how many attention value neurons they are ranked by.
         shallow: the share of layers, from the first on, that count as shallow (rounded down, at least one).
         controls: how many draws of as many random neurons of the same layers.
-        mode, seed, memory_budget, progress: as for :func:`ablate_type_heads`.
+        mode: what an ablated activation becomes, as for :func:`ablate_type_heads`.
+        seed: of the draws.
+        memory_budget: bytes for large intermediate results.
+        progress: whether to show a bar.
 
     Raises:
         ValueError: as :func:`ablate_type_heads`, also where ``k`` leaves too few other neurons in a layer for

@@ -31,6 +31,7 @@ STATIC_METHODS: tuple[str, ...] = (
     "coefficient_norm",
     "coefficient_inverse_rank",
 )
+"""The eight methods that the paper compares, in its order a to h; the default of ``compare_methods``."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ _TABLE = (
 )
 
 METHODS: dict[str, Method] = {method.name: method for method in _TABLE}
+"""Every method by name: formula, cost and source, as :func:`methods_table` shows them."""
 
 WithOptions: TypeAlias = (
     InverseRank

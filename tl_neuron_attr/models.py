@@ -72,12 +72,24 @@ def load_demo_model(
     return model
 
 
-def load_model(name: str, backend: Literal["bridge", "hooked"] | None = None) -> Any:
+def load_model(name: str | None = None, backend: Literal["bridge", "hooked"] | None = None) -> Any:
     """A model that TransformerLens knows by name, its weights unprocessed, in evaluation mode.
 
-    Raises :class:`ValueError` where TransformerLens does not know the name, or its files cannot be fetched,
-    and as :func:`load_demo_model` for ``backend``.
+    Args:
+        name: such as ``"gpt2"``; ``None`` is the embedded model of :func:`load_demo_model`.
+        backend: as for :func:`load_demo_model`.
+
+    Raises:
+        ValueError: TransformerLens does not know the name, or its files cannot be fetched; or as
+            :func:`load_demo_model`, for ``backend`` too.
+
+    Example:
+        >>> import tl_neuron_attr as na
+        >>> na.load_model().cfg.n_layers
+        30
     """
+    if name is None:
+        return load_demo_model(backend)
     bridged = _builder(backend) is _bridge
     try:
         if bridged:

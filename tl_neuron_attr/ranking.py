@@ -193,7 +193,7 @@ class RankedNeurons:
         return {**table, **self.columns}
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Frame in rank order: see the module's table of columns."""
+        """Frame in rank order, with the columns of :mod:`tl_neuron_attr.ranking`."""
         import pandas  # pyright: ignore[reportMissingTypeStubs]
 
         return pandas.DataFrame(self.table())

@@ -174,7 +174,7 @@ class NeuronScores:
         )
 
     def to_frame(self) -> "pandas.DataFrame":
-        """Frame of every neuron in the order of ids: see the module's table of columns."""
+        """Frame of every neuron in the order of ids, with the columns of :mod:`tl_neuron_attr.ranking`."""
         import pandas  # pyright: ignore[reportMissingTypeStubs]
 
         scores, coefficients, labels = self._by_id()

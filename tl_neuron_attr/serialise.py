@@ -7,6 +7,7 @@ refused in both directions.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +26,18 @@ def dump(record: Mapping[str, object], path: str | Path | None = None) -> str:
     if path is not None:
         Path(path).write_text(text + "\n", encoding="utf-8")
     return text
+
+
+def writable(path: str | Path) -> Path:
+    """The path, if a file can be written there; an OSError that says what is wrong otherwise."""
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"cannot write {path}: it is a folder; give a file name")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise PermissionError(f"cannot write {path}: permission denied; choose another place")
+    return path
 
 
 def load(source: str | Path, schema: str, version: int) -> dict[str, Any]:

@@ -53,16 +53,17 @@ def as_text(head: Sequence[str], columns: Mapping[str, Sequence[Cell]], left_out
 
 def as_html(head: Sequence[str], columns: Mapping[str, Sequence[Cell]], left_out: int) -> str:
     """The same as one HTML table without scripts, style sheets or outside files."""
-    names = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
+    names = ""
     blocks: list[list[str]] = []
-    for values in columns.values():
+    for name, values in columns.items():
         cells, right = strings(values)
         align = "right" if right else "left"
-        blocks.append([f'<td style="text-align:{align};white-space:pre">{html.escape(cell)}</td>' for cell in cells])
+        names += f'<th style="text-align:{align}">{html.escape(name)}</th>'
+        blocks.append(
+            [f'<td style="text-align:{align};white-space:pre-wrap">{html.escape(cell)}</td>' for cell in cells]
+        )
     body = "".join(f"<tr>{''.join(row)}</tr>" for row in zip(*blocks, strict=True))
     more = f"<div>... and {left_out:,} more</div>" if left_out else ""
-    caption = "<br>".join(html.escape(line) for line in head)
-    return (
-        f'<div><table><caption style="text-align:left">{caption}</caption>'
-        f"<thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>{more}</div>"
-    )
+    # Not a caption, which is as narrow as its table.
+    heading = "<br>".join(html.escape(line) for line in head)
+    return f"<div><div>{heading}</div><table><thead><tr>{names}</tr></thead><tbody>{body}</tbody></table>{more}</div>"

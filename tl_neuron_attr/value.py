@@ -26,7 +26,7 @@ from tl_neuron_attr.bases import Bases
 from tl_neuron_attr.candidates import Candidates
 from tl_neuron_attr.certified import scores_within
 from tl_neuron_attr.methods import VALUE_METHOD, AnyMethod, resolve_method
-from tl_neuron_attr.neurons import Kind, check_kind
+from tl_neuron_attr.neurons import Head, Kind, check_kind
 from tl_neuron_attr.numbering import chosen_layers
 from tl_neuron_attr.question import Question
 from tl_neuron_attr.ranking import check_count
@@ -41,11 +41,15 @@ from tl_neuron_attr.writes import (
     directions,
     head_vectors,
     position_vectors,
+    source_vectors,
     stream_before,
 )
 
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
+
+# Vectors of several layers that are scored together: few enough to hold, enough to be quick.
+_ROWS_AT_ONCE = 1024
 
 
 @without_autocast
@@ -100,11 +104,45 @@ def position_scores(
         >>> int(na.position_scores(trace, layer=23, head=4).argmax())
         3
     """
-    [layer] = chosen_layers(trace, "attn", [layer])
-    if not 0 <= head < trace.view.n_heads:
-        raise ValueError(f"head {head} is out of range: {trace.view.name} has heads 0 to {trace.view.n_heads - 1}")
+    return sources_of(trace, [Head(layer, head)], memory_budget)[0]
+
+
+@without_autocast
+def sources_of(trace: "Trace", heads: Sequence[Head], memory_budget: int) -> list[Float[Tensor, " source"]]:
+    """:func:`position_scores` of several heads at once."""
+    for each in heads:
+        chosen_layers(trace, "attn", [each.layer])
+        if not 0 <= each.head < trace.view.n_heads:
+            raise ValueError(
+                f"head {each.head} is out of range: {trace.view.name} has heads 0 to {trace.view.n_heads - 1}"
+            )
     readout = Readout.of(trace, memory_budget=memory_budget)
-    return _added_to_stream(trace, readout, [layer], [position_vectors(trace, layer, head)])[0].cpu()
+    vectors = [position_vectors(trace, each.layer, each.head) for each in heads]
+    return [scores.cpu() for scores in _added_to_stream(trace, readout, [each.layer for each in heads], vectors)]
+
+
+@without_autocast
+def source_scores(trace: "Trace", *, memory_budget: int = DEFAULT_MEMORY_BUDGET) -> Float[Tensor, "layer source"]:
+    """Score of what all heads of a layer together bring from each source position, at base ``h`` (nats).
+
+    A layer's scores do not add up to that of the layer, whose target is not linear in what is added (for a
+    ``Contrast`` they do, up to the output bias). Summed over layers they say which tokens attention has drawn on.
+
+    Example:
+        >>> import tl_neuron_attr as na
+        >>> trace = na.trace(na.load_demo_model(), "The capital of France is", " Paris")
+        >>> int(na.source_scores(trace)[23].argmax())
+        3
+    """
+    readout = Readout.of(trace, memory_budget=memory_budget)
+    layers = range(trace.view.n_layers)
+    at_once = max(1, _ROWS_AT_ONCE // (trace.position + 1))
+    scores: list[Tensor] = []
+    for start in layers[::at_once]:
+        chunk = layers[start : start + at_once]
+        vectors = [source_vectors(trace, layer) for layer in chunk]
+        scores += _added_to_stream(trace, readout, list(chunk), vectors)
+    return torch.stack(scores).cpu()
 
 
 @without_autocast

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tl_neuron_attr import tables
 from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.neurons import Neuron
 from tl_neuron_attr.numbering import chosen_layers, place
@@ -58,6 +59,12 @@ class PromotedTokens:
         ]
         columns = pandas.Index(["neuron", "rank", "up", "up_change", "down", "down_change"])
         return pandas.DataFrame(rows, columns=columns)
+
+    def _repr_html_(self) -> str:
+        columns: dict[str, list[tables.Cell]] = {"neuron": [str(neuron) for neuron in self.ids]}
+        for name, ends in (("pushed up most", self.up), ("pushed down most", self.down)):
+            columns[name] = ["  ".join(tables.quoted(token, 20) for token, _ in end[:5]) for end in ends]
+        return tables.as_html([], columns, 0)
 
     def __repr__(self) -> str:
         lines = [f"PromotedTokens of {len(self.ids)} neurons"]

@@ -148,6 +148,13 @@ def position_vectors(trace: "Trace", layer: int, head: int) -> Float[Tensor, "so
     return added(trace, "attn", layer).linear(moved.T @ trace.view.W_O(layer)[head].to(moved))
 
 
+def source_vectors(trace: "Trace", layer: int) -> Float[Tensor, "source d_model"]:
+    """What all heads of a layer together bring from each source position, without the attention output bias."""
+    moved = attn_coefficients(trace, layer)
+    rows = torch.einsum("hds,hdm->sm", moved, trace.view.W_O(layer).to(moved))
+    return added(trace, "attn", layer).linear(rows)
+
+
 def attn_added(trace: "Trace", layer: int) -> Float[Tensor, " d_model"]:
     """What the attention of a layer really added (output bias included), float32 or better."""
     return trace.attn_out[layer][trace.position].to(trace.view.compute_dtype)

@@ -1,20 +1,14 @@
-"""Plots of results as Plotly figures, made from results alone: no model is needed, and none is touched.
-
-A figure is returned and never shown, saved, or given a global template. Text and grid are a mid grey on a transparent
-ground, so a figure reads on light and dark pages; blue and orange are told apart with any colour vision, and no
-meaning hangs on colour alone.
-"""
+"""What zeroing each attribution method's neurons does, with intervals over prompts."""
 
 from typing import TYPE_CHECKING, Any
 
 from tl_neuron_attr.comparison import KINDS, RANDOM, UNTOUCHED, Measured, MethodComparison
+from tl_neuron_attr.plots import labels, style
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure  # pyright: ignore[reportMissingTypeStubs]
 
-_TEXT, _GRID = "#808080", "rgba(128, 128, 128, 0.25)"
-_BLUE, _ORANGE = "#2B88C4", "#E69F00"
-_PANELS = {"mrr": "MRR", "probability": "Probability", "log_prob": "Log-probability (nats)"}
+_PANELS = {"mrr": "MRR", "probability": "Prob.", "log_prob": "Log-prob.<br>(nats)"}
 
 
 def methods(comparison: MethodComparison) -> "Figure":
@@ -30,7 +24,7 @@ def methods(comparison: MethodComparison) -> "Figure":
         >>> found = na.compare_methods(model, na.load_knowledge(["capital"])[:2], ["norm"], progress=False)
         >>> figure = na.plots.methods(found)
         >>> figure.layout.xaxis3.title.text
-        'Log-probability (nats)'
+        'Log-prob.<br>(nats)'
     """
     from plotly.subplots import make_subplots  # pyright: ignore[reportMissingTypeStubs]
 
@@ -40,7 +34,7 @@ def methods(comparison: MethodComparison) -> "Figure":
     figure: Any = make_subplots(rows=1, cols=len(_PANELS), shared_yaxes=True, horizontal_spacing=0.03)
     for column, (metric, title) in enumerate(_PANELS.items(), start=1):
         baselines = [row.name in (UNTOUCHED, RANDOM) for row in rows]
-        for chosen, colour, symbol in ((True, _ORANGE, "diamond"), (False, _BLUE, "circle")):
+        for chosen, colour, symbol in ((True, style.ORANGE, "diamond"), (False, style.BLUE, "circle")):
             shown = [row for row, baseline in zip(rows, baselines, strict=True) if baseline is chosen]
             places = [line for line, baseline in zip(lines, baselines, strict=True) if baseline is chosen]
             found: list[Measured] = [getattr(row, metric) for row in shown]
@@ -63,31 +57,31 @@ def methods(comparison: MethodComparison) -> "Figure":
                 col=column,
             )
         untouched: Measured = getattr(rows[0], metric)
-        figure.add_vline(x=untouched.value, line={"color": _ORANGE, "width": 1, "dash": "dash"}, row=1, col=column)
+        figure.add_vline(
+            x=untouched.value, line={"color": style.ORANGE, "width": 1, "dash": "dash"}, row=1, col=column
+        )
         figure.update_xaxes(title_text=title, row=1, col=column)
-    figure.update_xaxes(gridcolor=_GRID, zeroline=False, linecolor=_GRID, nticks=6)
-    figure.update_yaxes(gridcolor=_GRID, zeroline=False, range=[-0.6, len(rows) - 0.4])
-    figure.update_yaxes(tickmode="array", tickvals=list(lines), ticktext=[row.name for row in rows])
+    figure.update_xaxes(nticks=4, tickangle=0)
+    figure.update_yaxes(range=[-0.6, len(rows) - 0.4], tickmode="array", tickvals=list(lines))
+    figure.update_yaxes(ticktext=[labels.escaped(row.name) for row in rows])
     n, what = len(comparison.prompts), f"top {comparison.k} {KINDS[comparison.kind]} neurons of {comparison.model}"
-    figure.update_layout(
-        title={
-            "text": f"Right token after zeroing the {what}"
-            f"<br><sup>means over {n:,} prompt{'s' if n != 1 else ''}, 95 % bootstrap intervals</sup>"
-        },
-        height=160 + 28 * len(rows),
-        font={"color": _TEXT},
-        paper_bgcolor="rgba(0, 0, 0, 0)",
-        plot_bgcolor="rgba(0, 0, 0, 0)",
-        margin={"l": 10, "r": 20, "t": 80, "b": 60},
+    over = labels.prompts([prompt.prompt for prompt in comparison.prompts])
+    style.finish(
+        figure,
+        f"Right token after zeroing the {what} (MRR, probability, nats)",
+        [f"{over}, 95 % bootstrap intervals" if n > 1 else over, "dashed: untouched; diamonds: nothing or random"],
+        28 * len(rows),
+        left=10,
+        bottom=60,
     )
     return figure
 
 
 def _hover(name: str, title: str, one: Measured) -> str:
-    lines = [f"<b>{name}</b>", f"{title}: {_number(one.value, one.low, one.high)}"]
+    lines = [f"{title.replace('<br>', ' ')}: {_number(one.value, one.low, one.high)}"]
     if one.fall is not None:
         lines.append(f"fall: {_number(one.fall, one.fall_low, one.fall_high)}")
-    return "<br>".join(lines)
+    return labels.hover(name, *lines)
 
 
 def _number(value: float, low: float | None, high: float | None) -> str:

@@ -1,0 +1,135 @@
+"""``tl-neuron-attr ablate``: what a prediction becomes without the neurons named, against random ones.
+
+As in every command, nothing heavy is imported until it is needed; labels and the mode are read before a model is.
+"""
+
+import contextlib
+import enum
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from tl_neuron_attr.cli_support import PROGRAM, Backend, announced, as_text, check_writable, deliver, fail
+
+if TYPE_CHECKING:
+    from tl_neuron_attr.neurons import AttnNeuron, Head, Layer, MLPNeuron
+
+EXAMPLE = f'{PROGRAM} ablate "The capital of France is" L27N846 L23H4 L29H1D46@4 --target " Paris"'
+
+_MODES = "zero, scale=FACTOR (such as scale=2), set=VALUE (such as set=0.5) or resample=PROMPT"
+
+
+class AblationScope(str, enum.Enum):
+    """Which sources of an attention neuron are ablated."""
+
+    neuron = "neuron"
+    source = "source"
+
+
+def ablate(
+    prompt: Annotated[str, typer.Argument(help="The text whose next token is predicted.")],
+    neurons: Annotated[
+        list[str],
+        typer.Argument(help="Labels: L8N123 (MLP), L9H8D17@3 (attention), L9H8 (head), L9.mlp, L9.attn (layer)."),
+    ],
+    target: Annotated[
+        str | None,
+        typer.Option(help='The token to follow, with its leading space: " Paris". Default: the prediction.'),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model that TransformerLens knows, such as gpt2. Default: the embedded SmolLM2."),
+    ] = None,
+    mode: Annotated[
+        str, typer.Option(help="zero, scale=FACTOR, set=VALUE, or resample=PROMPT: its values in another prompt.")
+    ] = "zero",
+    controls: Annotated[
+        int, typer.Option(help="How many draws of as many random neurons of the same layers; 0 is none.")
+    ] = 20,
+    scope: Annotated[
+        AblationScope, typer.Option(help="source: of L9H8D17@3 only what comes from position 3. neuron: all of it.")
+    ] = AblationScope.neuron,
+    seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0,
+    json: Annotated[
+        str | None, typer.Option(metavar="FILE", help='Write everything as JSON; "-" prints it instead.')
+    ] = None,
+    position: Annotated[
+        int, typer.Option(help="The token to predict from, counted from 0, or from the end by -1, -2, ...")
+    ] = -1,
+    backend: Annotated[
+        Backend | None, typer.Option(help="The TransformerLens class. Default: what its release prefers.")
+    ] = None,
+) -> None:
+    """Ablate neurons: the target's probability and rank before and after, against random neurons.
+
+    Neurons, heads and layers are named by their labels, as explain prints them, and ablated together at every
+    position; everything downstream is recomputed.
+    """
+    prompt, target = as_text("prompt", prompt), None if target is None else as_text("target", target)
+    if not prompt:
+        fail("the prompt is empty: give the text whose next token is predicted")
+    if controls < 0:
+        fail(f"--controls is {controls}: give the number of random draws, 0 or more")
+    check_writable(json)
+    chosen, make_mode = _identities(neurons), _mode(as_text("mode", mode))
+    loaded = announced(model, backend)
+    with contextlib.redirect_stdout(sys.stderr), Console(stderr=True).status("Ablating ..."):
+        from tl_neuron_attr.effects import ablation_effect
+        from tl_neuron_attr.trace import trace
+
+        try:
+            traced = trace(loaded, prompt, target, position=position)
+            found = ablation_effect(
+                traced, chosen, make_mode(loaded), scope=scope.value, controls=controls, seed=seed
+            )
+        except ValueError as error:
+            fail(str(error).replace("controls=0", "--controls 0"))
+    from tl_neuron_attr.effect_table import render
+
+    deliver(found, json, lambda: render(found))
+
+
+def _identities(labels: Sequence[str]) -> "list[MLPNeuron | AttnNeuron | Head | Layer]":
+    from tl_neuron_attr.neurons import parse
+
+    try:
+        return [parse(as_text("label", label)) for label in labels]
+    except ValueError as error:
+        fail(str(error))
+
+
+def _mode(given: str) -> Callable[[Any], Any]:
+    """The mode as a function of the model, which only ``resample`` needs."""
+    name, equals, value = given.partition("=")
+    if name == "zero" and not equals:
+        return lambda model: "zero"
+    if name == "resample" and value:
+
+        def resampled(model: Any) -> Any:
+            from tl_neuron_attr.recording import resample
+
+            return resample(model, value)
+
+        return resampled
+    if name in ("scale", "set") and equals:
+        number = _number(value)
+        if number is None:
+            fail(f"--mode is {given!r}: after {name}= comes a number, such as {name}=2")
+
+        def numbered(model: Any) -> Any:
+            from tl_neuron_attr.modes import Scale, SetTo
+
+            return Scale(number) if name == "scale" else SetTo(number)
+
+        return numbered
+    fail(f"--mode is {given!r}: choose {_MODES}")
+
+
+def _number(given: str) -> float | None:
+    with contextlib.suppress(ValueError):
+        return number if math.isfinite(number := float(given)) else None
+    return None

@@ -1,0 +1,80 @@
+"use strict";
+// Sorting of tables, drawing of figures in the page's own colours, and saving them. Nothing is loaded or sent.
+(() => {
+  const parse = (id) => JSON.parse(document.getElementById(id).textContent);
+  const say = (text) => { document.getElementById("status").textContent = text; };
+
+  // --- tables
+
+  const key = (row, index, numeric) => {
+    const cell = row.cells[index];
+    if (!numeric) return cell.textContent.trim();
+    return cell.dataset.value === undefined ? null : Number(cell.dataset.value);
+  };
+
+  const sort = (header, numeric) => {
+    const table = header.closest("table");
+    const was = header.getAttribute("aria-sort");
+    const first = numeric ? "descending" : "ascending";
+    const other = numeric ? "ascending" : "descending";
+    const order = was === first ? other : first;
+    for (const each of header.parentElement.cells) each.removeAttribute("aria-sort");
+    header.setAttribute("aria-sort", order);
+    const sign = order === "ascending" ? 1 : -1;
+    const compare = (a, b) => {
+      if (a.key === null || b.key === null) return (a.key === null) - (b.key === null);
+      return sign * (numeric ? a.key - b.key : a.key.localeCompare(b.key, "en", { numeric: true }));
+    };
+    const body = table.tBodies[0];
+    const rows = Array.from(body.rows, (row) => ({ row, key: key(row, header.cellIndex, numeric) }));
+    body.append(...rows.sort(compare).map(({ row }) => row));
+    say(`${table.caption.textContent}: sorted by ${header.textContent.trim()}, ${order}`);
+  };
+
+  for (const button of document.querySelectorAll("thead button")) {
+    button.addEventListener("click", () => sort(button.closest("th"), button.dataset.numeric === "true"));
+  }
+
+  // --- figures
+
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const plot = (id) => document.getElementById(`figure-${id}`);
+  const drawn = new Map(parse("figures").map((figure) => [figure.id, figure]));
+  const options = { responsive: true, displayModeBar: false, showTips: false };
+  const top = 28;
+
+  const styled = (layout) => {
+    const { color, fontFamily: family } = getComputedStyle(document.body);
+    return { ...layout, font: { ...layout.font, color, family } };
+  };
+  // On the page the caption is the title: what the title took is given back.
+  const untitled = ({ title, margin, height, ...layout }) =>
+    styled({ ...layout, autosize: true, height: height - margin.t + top, margin: { ...margin, t: top } });
+
+  for (const { id, data, layout } of drawn.values()) Plotly.newPlot(plot(id), data, untitled(layout), options);
+  // Plotly measures text in a drawing beside the page, which is none of a reader's business.
+  document.getElementById("js-plotly-tester")?.setAttribute("aria-hidden", "true");
+  dark.addEventListener("change", () => {
+    for (const { id, data, layout } of drawn.values()) Plotly.react(plot(id), data, untitled(layout), options);
+  });
+
+  // --- saving
+
+  for (const button of document.querySelectorAll("[data-save]")) {
+    button.addEventListener("click", () => {
+      const { id, data, layout } = drawn.get(button.dataset.save);
+      const size = { width: Math.max(plot(id).clientWidth, 480), height: layout.height };
+      Plotly.downloadImage({ data, layout: styled(layout) }, { format: "svg", filename: id, ...size });
+      say(`Saved ${id}.svg`);
+    });
+  }
+  document.getElementById("save-numbers").addEventListener("click", () => {
+    const text = JSON.stringify(parse("numbers"), null, 1);
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+    link.download = "attribution.json";
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    say("Saved attribution.json");
+  });
+})();
