@@ -14,11 +14,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 # The first round scores the k best bounds and an eighth more, which is mostly all that is needed: a round more costs
-# another reading of the vocabulary. Then candidates are scored this many at a time, then twice as many, and so on: few
-# at first, since the threshold rises most then, and many where the bounds are loose, since large products are efficient.
+# another reading of the vocabulary. Then candidates are scored this many at a time, then twice as many, and so on:
+# few at first, since the threshold rises most then, and many where bounds are loose: large products are efficient.
 _CHUNK = 64
 _BEYOND = 8
 _SCAN_LIMIT = 8192
+# Bounds whose maximum is taken before the highest are looked for.
+_RUN = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +68,7 @@ def searching(
     kept = 4 * sum(sizes) <= memory_budget // 4
     pool = _Kept(sizes, bound) if kept else _Passing(sizes, bound)
     numbers, scores = torch.empty(0, dtype=torch.int64), torch.empty(0)
-    first = max(_CHUNK, k + k // _BEYOND)
+    first = k + k // _BEYOND
     n_evaluated, threshold, limit, chunk = 0, -torch.inf, first, _CHUNK
     while True:
         candidates, bounds = pool.best(threshold, limit)
@@ -118,8 +120,12 @@ class _Kept:
 
     def best(self, threshold: float, limit: int) -> tuple[Int[Tensor, " candidate"], Float[Tensor, " candidate"]]:
         """The ``limit`` highest bounds that are at least ``threshold``, best first, on the CPU."""
-        bounds, numbers = self._all.topk(min(limit, len(self._all)))
-        return _ordered(numbers.cpu(), bounds.cpu(), threshold)
+        if threshold == -torch.inf:
+            numbers = _top(self._all, limit)
+        else:
+            numbers = (self._all >= threshold).nonzero()[:, 0]
+            numbers = numbers[_top(self._all[numbers], limit)]
+        return _ordered(numbers.cpu(), self._all[numbers].cpu(), threshold)
 
 
 class _Passing:
@@ -151,6 +157,18 @@ class _Passing:
                 found, order = found.topk(limit)
                 numbers = numbers[order]
         return _ordered(numbers, found, threshold)
+
+
+def _top(values: Float[Tensor, " value"], count: int) -> Int[Tensor, " place"]:
+    """Places of the ``count`` highest values: they are in the ``count`` runs with the highest maxima."""
+    n_runs = len(values) // _RUN
+    if n_runs <= 2 * count:
+        return values.topk(min(count, len(values))).indices
+    end = n_runs * _RUN
+    runs = values[:end].view(n_runs, _RUN).amax(1).topk(count).indices
+    inside = (runs[:, None] * _RUN + torch.arange(_RUN, device=values.device)).flatten()
+    places = torch.cat([inside, torch.arange(end, len(values), device=values.device)])
+    return places[values[places].topk(count).indices]
 
 
 def _ordered(numbers: Tensor, bounds: Tensor, threshold: float) -> tuple[Tensor, Tensor]:

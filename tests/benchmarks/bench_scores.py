@@ -80,7 +80,7 @@ def test_certified(benchmark, length, kind):
 
 if hasattr(na, "report"):
 
-    @pytest.mark.parametrize("length", LENGTHS[:2])
+    @pytest.mark.parametrize("length", LENGTHS[:1])
     def test_report(benchmark, tmp_path, length):
         timed(benchmark, na.report, trace_of(length), tmp_path / "report.html", warmup=0)
 

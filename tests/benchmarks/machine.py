@@ -1,5 +1,6 @@
 """Where benchmarks run: on CUDA where there is one, else on the processor; a call ends when its work has ended."""
 
+import os
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
@@ -10,6 +11,7 @@ import tl_neuron_attr as na
 
 PROMPT = "The capital of France is"
 LENGTHS = (5, 32, 128, 512)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))  # tests have one
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
