@@ -230,7 +230,7 @@ def test_batches_are_confirmed_again_when_they_double(some: zoo.ZooCase) -> None
     expected: list[tuple[int, int]] = []
     for (rows, length), confirmed in zip(shapes, again, strict=True):
         expected += [(rows, length), *[(1, length)] * (2 * confirmed)]
-    runner = batching._rows(*batching.prepare(some.model, "exact"), "exact")
+    runner = batching.rows_of(*batching.prepare(some.model, "exact"), "exact")
     groups: list[list[Any]] = []
     at = iter(prompts)
     for rows, _ in shapes:

@@ -95,10 +95,16 @@ if TYPE_CHECKING:
         RankedNeurons as RankedNeurons,
     )
     from tl_neuron_attr.rows import BatchingWarning as BatchingWarning
-    from tl_neuron_attr.shared import SharedNeurons as SharedNeurons
-    from tl_neuron_attr.shared import overlap as overlap
     from tl_neuron_attr.shared import shared_neurons as shared_neurons
     from tl_neuron_attr.shared import top_heads as top_heads
+    from tl_neuron_attr.sharing import SharedNeurons as SharedNeurons
+    from tl_neuron_attr.sharing import overlap as overlap
+    from tl_neuron_attr.sweep import PromptError as PromptError
+    from tl_neuron_attr.sweep import SweepOutcome as SweepOutcome
+    from tl_neuron_attr.sweep import sweep as sweep
+    from tl_neuron_attr.sweep_read import SweepFiles as SweepFiles
+    from tl_neuron_attr.sweep_read import load_sweep as load_sweep
+    from tl_neuron_attr.sweep_store import SweepError as SweepError
     from tl_neuron_attr.targets import AnyOf as AnyOf
     from tl_neuron_attr.targets import Contrast as Contrast
     from tl_neuron_attr.targets import TargetError as TargetError
@@ -155,12 +161,16 @@ _HOME = {
     "MeanActivations": "modes",
     "MethodComparison": "comparison",
     "NeuronScores": "results",
+    "PromptError": "sweep",
     "RankedNeurons": "results",
     "ResampledActivations": "modes",
     "STATIC_METHODS": "methods",
     "Scale": "modes",
     "SetTo": "modes",
-    "SharedNeurons": "shared",
+    "SharedNeurons": "sharing",
+    "SweepError": "sweep_store",
+    "SweepFiles": "sweep_read",
+    "SweepOutcome": "sweep",
     "TargetError": "targets",
     "TinyDenominatorWarning": "query",
     "Trace": "trace",
@@ -186,11 +196,12 @@ _HOME = {
     "load_demo_model": "models",
     "load_knowledge": "knowledge",
     "load_model": "models",
+    "load_sweep": "sweep_read",
     "mean_activations": "recording",
     "method_differences": "differences",
     "methods_table": "methods",
     "neuron_sums": "analysis",
-    "overlap": "shared",
+    "overlap": "sharing",
     "position_scores": "value",
     "promoted_tokens": "vocab",
     "query_layers": "query",
@@ -201,6 +212,7 @@ _HOME = {
     "resample": "recording",
     "shared_neurons": "shared",
     "source_scores": "value",
+    "sweep": "sweep",
     "through_head": "vocab",
     "top_heads": "shared",
     "trace": "trace",

@@ -27,10 +27,11 @@ from torch import Tensor
 from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.candidates import Candidates
 from tl_neuron_attr.certified import bounds_within
-from tl_neuron_attr.neurons import Kind, check_kind
+from tl_neuron_attr.neurons import Kind, check_count, check_kind
 from tl_neuron_attr.numbering import chosen_layers
-from tl_neuron_attr.ranking import RankedNeurons, check_count, floats
+from tl_neuron_attr.ranking import RankedNeurons, floats
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
+from tl_neuron_attr.tallies import MeanLayers, layer_histogram_frame, layer_means_frame, layer_sums_frame, mean_layers
 from tl_neuron_attr.trace import Trace
 from tl_neuron_attr.value import layer_scores, value_neurons, value_scores
 
@@ -53,13 +54,7 @@ def layer_means(traces: TypedTraces, *, memory_budget: int = DEFAULT_MEMORY_BUDG
         >>> int(frame["attn"].idxmax())
         23
     """
-    import pandas  # pyright: ignore[reportMissingTypeStubs]
-
-    rows: list[dict[str, object]] = []
-    for type_, (_, mean) in _mean_layers(traces, memory_budget).items():
-        for layer, (attn, mlp) in enumerate(mean.tolist()):
-            rows.append({"type": type_, "layer": layer, "attn": attn, "mlp": mlp})
-    return pandas.DataFrame(rows)
+    return layer_means_frame(_mean_layers(traces, memory_budget))
 
 
 def layer_sums(traces: TypedTraces, *, memory_budget: int = DEFAULT_MEMORY_BUDGET) -> "pandas.DataFrame":
@@ -75,13 +70,7 @@ def layer_sums(traces: TypedTraces, *, memory_budget: int = DEFAULT_MEMORY_BUDGE
         >>> na.layer_sums(zip(["capital", "colour"], traces)).columns.tolist()
         ['type', 'n_prompts', 'attn', 'mlp']
     """
-    import pandas  # pyright: ignore[reportMissingTypeStubs]
-
-    rows: list[dict[str, object]] = []
-    for type_, (count, mean) in _mean_layers(traces, memory_budget).items():
-        attn, mlp = floats(mean.sum(0))
-        rows.append({"type": type_, "n_prompts": count, "attn": attn, "mlp": mlp})
-    return pandas.DataFrame(rows)
+    return layer_sums_frame(_mean_layers(traces, memory_budget))
 
 
 def neuron_sums(
@@ -148,29 +137,10 @@ def layer_histogram(rankings: TypedRankings, n_layers: int | None = None) -> "pa
         >>> len(frame), float(frame["neurons"].sum())
         (30, 100.0)
     """
-    import pandas  # pyright: ignore[reportMissingTypeStubs]
-
-    counts: dict[tuple[str, int], int] = {}
-    scores: dict[tuple[str, int], float] = {}
-    prompts: dict[str, int] = {}
-    for type_, ranked in typed(rankings):
-        prompts[type_] = prompts.get(type_, 0) + 1
-        for neuron, score in zip(ranked.ids, floats(ranked.scores), strict=True):
-            at = type_, neuron.layer
-            counts[at] = counts.get(at, 0) + 1
-            scores[at] = scores.get(at, 0.0) + score
-    last = max((layer for _, layer in counts), default=-1)
-    if n_layers is not None and n_layers <= last:
-        raise ValueError(f"n_layers={n_layers}, but a ranked neuron is in layer {last}: give at least {last + 1}")
-    rows: list[dict[str, object]] = []
-    for type_, n_prompts in prompts.items():
-        total = sum(count for (name, _), count in counts.items() if name == type_)
-        for layer in range(last + 1 if n_layers is None else n_layers):
-            count = counts.get((type_, layer), 0)
-            score = scores.get((type_, layer), 0.0) / n_prompts
-            share = count / total if total else 0.0
-            rows.append({"type": type_, "layer": layer, "neurons": count / n_prompts, "share": share, "score": score})
-    return pandas.DataFrame(rows)
+    plain = (
+        (type_, [neuron.layer for neuron in ranked.ids], floats(ranked.scores)) for type_, ranked in typed(rankings)
+    )
+    return layer_histogram_frame(plain, n_layers)
 
 
 def typed(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
@@ -208,10 +178,10 @@ def _bounds(
     return bounds_within(Candidates(trace, readout, kind, chosen_layers(trace, kind, None)), tolerance)
 
 
-def _mean_layers(traces: TypedTraces, memory_budget: int) -> dict[str, tuple[int, Float[Tensor, "layer kind"]]]:
-    """For each type the number of prompts and the mean scores, attention first."""
-    found: dict[str, list[Tensor]] = {}
-    for type_, trace in typed(traces):
-        scores = layer_scores(trace, memory_budget=memory_budget)
-        found.setdefault(type_, []).append(torch.stack([scores.attn, scores.mlp], -1).double())
-    return {type_: (len(parts), torch.stack(parts).mean(0)) for type_, parts in found.items()}
+def _mean_layers(traces: TypedTraces, memory_budget: int) -> dict[str, MeanLayers]:
+    def plain() -> Iterator[tuple[str, list[float], list[float]]]:
+        for type_, trace in typed(traces):
+            scores = layer_scores(trace, memory_budget=memory_budget)
+            yield type_, floats(scores.attn), floats(scores.mlp)
+
+    return mean_layers(plain())

@@ -77,7 +77,7 @@ def trace_batch(
         position=position,
         prepend_bos=prepend_bos,
     )
-    made = in_order(wanted, _rows(view, vocabulary, convention), size, n_bytes=_bytes)
+    made = in_order(wanted, rows_of(view, vocabulary, convention), size, n_bytes=trace_bytes)
     return _with_progress(made, total, progress)
 
 
@@ -88,7 +88,9 @@ def _with_progress(traces: Iterator[Trace], total: int | None, progress: bool) -
             bar.update()
 
 
-def _rows(view: ModelView, vocabulary: Tokens, convention: Convention) -> Rows[Trace]:
+def rows_of(view: ModelView, vocabulary: Tokens, convention: Convention) -> Rows[Trace]:
+    """What makes traces of prompts of one length."""
+
     def built(row: Request, run: CachedRun) -> Trace:
         return build(view, vocabulary, row.prompt, row.tokens, row.dest, row.target, convention, run)
 
@@ -123,5 +125,6 @@ def _tensors(trace: Trace) -> Iterator[tuple[str, Tensor]]:
             yield from ((f"{field.name}[{i}]", part) for i, part in enumerate(value) if isinstance(part, Tensor))
 
 
-def _bytes(trace: Trace) -> int:
+def trace_bytes(trace: Trace) -> int:
+    """What holding a trace costs."""
     return sum(tensor.numel() * tensor.element_size() for _, tensor in _tensors(trace))

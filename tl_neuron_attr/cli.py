@@ -20,7 +20,11 @@ from tl_neuron_attr.cli_evaluate import EXAMPLE as EVALUATE_EXAMPLE
 from tl_neuron_attr.cli_evaluate import evaluate
 from tl_neuron_attr.cli_explain import EXAMPLE as EXPLAIN_EXAMPLE
 from tl_neuron_attr.cli_explain import explain
+from tl_neuron_attr.cli_summary import EXAMPLE as SUMMARY_EXAMPLE
+from tl_neuron_attr.cli_summary import summary
 from tl_neuron_attr.cli_support import PROGRAM
+from tl_neuron_attr.cli_sweep import EXAMPLE as SWEEP_EXAMPLE
+from tl_neuron_attr.cli_sweep import sweep
 
 app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -57,10 +61,15 @@ def _root(
 app.command(epilog=f"Example: {EXPLAIN_EXAMPLE}")(explain)
 app.command(epilog=f"Example: {ABLATE_EXAMPLE}")(ablate)
 app.command(epilog=f"Example: {EVALUATE_EXAMPLE}")(evaluate)
+app.command(epilog=f"Example: {SWEEP_EXAMPLE}")(sweep)
+app.command(epilog=f"Example: {SUMMARY_EXAMPLE}")(summary)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0, 2 for bad input, 130 when interrupted."""
+    """Run the command line and return its exit code.
+
+    0, 2 for bad input, 3 for a sweep with prompts that have no result, 130 when interrupted.
+    """
     for stream in (sys.stdout, sys.stderr):
         # A token that the terminal's encoding lacks is shown as an escape, not as a crash.
         if reconfigure := getattr(stream, "reconfigure", None):

@@ -22,13 +22,15 @@ class Backend(str, enum.Enum):
     hooked = "hooked"
 
 
-def load(name: str | None, backend: Literal["bridge", "hooked"] | None) -> Any:
+def load(name: str | None, backend: Literal["bridge", "hooked"] | None, device: str | None = None) -> Any:
     """The embedded model, or a named one; every way in which loading fails is one line for the user."""
     from tl_neuron_attr.models import load_demo_model, load_model
 
     try:
         with _no_word_of_retries():
-            return load_demo_model(backend) if name is None else load_model(name, backend)
+            if name is not None:
+                return load_model(name, backend)
+            return load_demo_model(backend) if device is None else load_demo_model(backend, device=device)
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         fail(str(error))
 
@@ -45,19 +47,26 @@ def _no_word_of_retries() -> Generator[None, None, None]:
         log.setLevel(level)
 
 
-def announced(model: str | None, backend: Backend | None) -> Any:
-    """:func:`load`, saying on standard error that it goes on; whatever libraries print goes there too."""
+def announced(model: str | None, backend: Backend | None, device: str | None = None) -> Any:
+    """:func:`load`, saying on standard error that it goes on; whatever libraries print goes there too.
+
+    ``device`` is where the embedded model goes; TransformerLens chooses it for the others.
+    """
     status = Console(stderr=True).status(f"Loading {model or 'the embedded model'} ...")
     with contextlib.redirect_stdout(sys.stderr), status:
-        return load(model, None if backend is None else backend.value)
+        return load(model, None if backend is None else backend.value, device)
 
 
 def deliver(found: Any, json: str | None, shown: Callable[[], Any]) -> None:
-    """A result as JSON on standard output (``"-"``), or as a table and in a file if one is named."""
+    """A result as JSON on standard output (``"-"``), or as a table (or text) and in a file if one is named."""
     if json == "-":
         typer.echo(found.to_json())
         return
-    Console(highlight=False, soft_wrap=False).print(shown())
+    told = shown()
+    if isinstance(told, str):
+        typer.echo(told)
+    else:
+        Console(highlight=False, soft_wrap=False).print(told)
     if json is not None:
         try:
             found.to_json(json)

@@ -8,6 +8,7 @@ them on numbers at every trace.
 """
 
 import copy
+import hashlib
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -76,6 +77,22 @@ class ModelView:
                 f"the weights of {self.name} changed since the trace was made, so its activations are not of this "
                 f"model: make the trace (and any InverseRanks) again"
             )
+
+    @property
+    def revision(self) -> str | None:
+        """The commit of the model hub that the weights came from, where the model says it."""
+        original = getattr(getattr(self.model, "original_model", None), "config", None)
+        found = getattr(original, "_commit_hash", None) or getattr(self.cfg, "_commit_hash", None)
+        return None if found is None else str(found)
+
+    def fingerprint(self) -> str:
+        """A hash of names, shapes, precisions and some entries of all weights: it tells models of one name apart."""
+        seen = hashlib.sha256()
+        for name, parameter in sorted(self.model.named_parameters()):
+            flat = parameter.detach().reshape(-1)
+            some = flat[:: max(1, len(flat) // 64)].to("cpu", torch.float64)
+            seen.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} {some.tolist()}".encode())
+        return f"sha256:{seen.hexdigest()}"
 
     # ---- refusals -------------------------------------------------------------------------------------
 

@@ -24,6 +24,11 @@ from typing import Literal, TypeAlias
 
 Kind: TypeAlias = Literal["mlp", "attn"]
 
+ID_COLUMNS: dict[Kind, tuple[str, ...]] = {
+    "mlp": ("layer", "neuron"),
+    "attn": ("layer", "head", "dim", "source"),
+}
+
 
 def check_kind(kind: str) -> Kind:
     """Return ``kind`` if it is ``"mlp"`` or ``"attn"``; raise :class:`ValueError` for anything else.
@@ -34,6 +39,14 @@ def check_kind(kind: str) -> Kind:
     if kind not in ("mlp", "attn"):
         raise ValueError(f'unknown kind {kind!r}: the kinds are "mlp" and "attn"')
     return kind
+
+
+def check_count(name: str, value: int) -> int:
+    """Return ``value`` as an integer of 1 or more; raise :class:`ValueError` for less."""
+    count = operator.index(value)
+    if count < 1:
+        raise ValueError(f"{name} is {value}: ask for 1 or more")
+    return count
 
 
 class _Identity:

@@ -15,7 +15,7 @@ Blank lines are passed over. A line that cannot be used is named by its number, 
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -84,40 +84,52 @@ def read_prompts(path: str | Path, *, leading_space: bool = True) -> tuple[list[
         >>> prompts[0].answer, bad
         (' Paris', [BadLine(line=3, reason='the answer is empty')])
     """
+    read = [entry for _, entry in read_lines(path, leading_space=leading_space)]
+    found = [entry for entry in read if isinstance(entry, KnowledgePrompt)]
+    return found, [entry for entry in read if isinstance(entry, BadLine)]
+
+
+def read_lines(
+    path: str | Path, *, needed: Sequence[str] = _NEEDED, leading_space: bool = True
+) -> list[tuple[int, KnowledgePrompt | BadLine]]:
+    """Every line that is not blank, with its number; :func:`read_prompts` has the rest.
+
+    ``needed=("prompt",)`` lets the answer be left out, which is then ``""``.
+    """
     path = Path(path)
-    readers = {".jsonl": _jsonl, ".csv": _csv}
-    if path.suffix.lower() not in readers:
+    if path.suffix.lower() not in (".jsonl", ".csv"):
         raise ValueError(
             f"{path.name} ends in {path.suffix!r}: prompts come as .jsonl, one JSON object a line, or as .csv with a "
             f"header"
         )
-    found: list[KnowledgePrompt] = []
-    bad: list[BadLine] = []
-    for line, record in readers[path.suffix.lower()](path):
+    records = _jsonl(path) if path.suffix.lower() == ".jsonl" else _csv(path, needed)
+    found: list[tuple[int, KnowledgePrompt | BadLine]] = []
+    for line, record in records:
         try:
             if isinstance(record, _Unusable):
                 raise record
-            found.append(_prompt(record, leading_space))
+            found.append((line, _prompt(record, needed, leading_space)))
         except _Unusable as reason:
-            bad.append(BadLine(line, str(reason)))
-    return found, bad
+            found.append((line, BadLine(line, str(reason))))
+    return found
 
 
-def _prompt(record: Mapping[str, Any], leading_space: bool) -> KnowledgePrompt:
-    for name in (*_NEEDED, *(name for name in _OPTIONAL if record.get(name) is not None)):
+def _prompt(record: Mapping[str, Any], needed: Sequence[str], leading_space: bool) -> KnowledgePrompt:
+    optional = (name for name in (*_NEEDED, *_OPTIONAL) if name not in needed and record.get(name) is not None)
+    for name in (*needed, *optional):
         value = record.get(name)
         if value is None:
             raise _Unusable(f"there is no {name}")
         if not isinstance(value, str):
             raise _Unusable(f"the {name} is {_JSON_NAMES[type(value)]}, {value!r}: give a string")
-        if name in _NEEDED and not value.strip():
+        if name in needed and not value.strip():
             raise _Unusable(f"the {name} is empty")
         if any("\ud800" <= letter <= "\udfff" for letter in value):
             raise _Unusable(f"the {name} holds half of a surrogate pair, which is no letter")
-    prompt, answer = str(record["prompt"]), str(record["answer"])
+    prompt, answer = str(record["prompt"]), str(record.get("answer") or "")
     if prompt.endswith(" "):
         raise _Unusable("the prompt ends in a space: the space before the answer belongs to the answer's token")
-    if leading_space and not answer[0].isspace():
+    if leading_space and answer and not answer[0].isspace():
         answer = " " + answer
     return KnowledgePrompt(prompt, answer, *(str(record.get(name) or "") for name in _OPTIONAL))
 
@@ -156,16 +168,16 @@ def _object(line: str) -> dict[str, Any] | _Unusable:
     return cast("dict[str, Any]", record)
 
 
-def _csv(path: Path) -> Iterator[tuple[int, dict[str, Any] | _Unusable]]:
+def _csv(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, dict[str, Any] | _Unusable]]:
     rows = _rows([line for _, line in _lines(path)])
     number, first = next(rows, (1, list[str]()))
     if isinstance(first, _Unusable):
         raise ValueError(f"the header of {path.name}, line {number}, cannot be read: {first}")
     header = [name.strip() for name in first]
-    if not set(_NEEDED) <= set(header) or len(set(header)) < len(header):
+    if not set(needed) <= set(header) or len(set(header)) < len(header):
         raise ValueError(
-            f"the header of {path.name} names the columns {header}: it must name prompt and answer, and no column "
-            f"twice, with commas between"
+            f"the header of {path.name} names the columns {header}: it must name {' and '.join(needed)}, and no "
+            f"column twice, with commas between"
         )
     for number, row in rows:
         if isinstance(row, list) and len(row) != len(header):

@@ -7,7 +7,6 @@ Columns of frames and JSON: ``layer, neuron`` or ``layer, head, dim, source``, t
 ``coefficient``, for attention ``source_token``, and last what a table adds.
 """
 
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from tl_neuron_attr import serialise, tables
-from tl_neuron_attr.neurons import AttnNeuron, Kind, MLPNeuron, Neuron, check_kind
+from tl_neuron_attr.neurons import ID_COLUMNS, AttnNeuron, Kind, MLPNeuron, Neuron, check_count, check_kind
 from tl_neuron_attr.serialise import SchemaError
 from tl_neuron_attr.tables import Cell
 
@@ -27,11 +26,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "tl_neuron_attr.ranked_neurons"
 SCHEMA_VERSION = 1
-
-ID_COLUMNS: dict[Kind, tuple[str, ...]] = {
-    "mlp": ("layer", "neuron"),
-    "attn": ("layer", "head", "dim", "source"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +73,6 @@ def check_no_nan(name: str, tensor: Tensor) -> None:
     bad = int(torch.isnan(tensor).sum())
     if bad:
         raise ValueError(f"{bad} of {tensor.numel()} {name} are NaN: a score that is not a number cannot be ranked")
-
-
-def check_count(name: str, value: int) -> int:
-    count = operator.index(value)
-    if count < 1:
-        raise ValueError(f"{name} is {value}: ask for 1 or more")
-    return count
 
 
 def floats(tensor: Tensor) -> list[float]:

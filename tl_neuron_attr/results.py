@@ -20,12 +20,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from tl_neuron_attr.neurons import AttnNeuron, Head, Kind, Layer, MLPNeuron, check_kind
+from tl_neuron_attr.neurons import ID_COLUMNS, AttnNeuron, Head, Kind, Layer, MLPNeuron, check_count, check_kind
 from tl_neuron_attr.ranking import (
-    ID_COLUMNS,
     Provenance,
     RankedNeurons,
-    check_count,
     check_no_nan,
     floats,
     integers,

@@ -76,6 +76,12 @@ RATIOS = {
 Rows = dict[str, dict[int, dict[str, Any]]]
 
 
+def throughput(run: dict[str, Any]) -> dict[int, float]:
+    """Prompts a second of a sweep, by batch size."""
+    jobs = [one for one in run["benchmarks"] if one["extra_info"].get("job") == "sweep"]
+    return {one["extra_info"]["batch_size"]: one["extra_info"]["n_prompts"] / one["stats"]["median"] for one in jobs}
+
+
 def medians(run: dict[str, Any]) -> Rows:
     """Median seconds, spread (interquartile) and whether extrapolated, by row and length."""
     by_name = {one["name"]: one for one in run["benchmarks"]}
@@ -158,8 +164,10 @@ if __name__ == "__main__":
     run = json.loads(source.read_text())
     measured, peaks = medians(run), memory(run)
     compared = ratios(measured)
-    (folder / "table.json").write_text(
-        json.dumps({"seconds": measured, "ratios": compared, "memory": peaks}, indent=1) + "\n"
-    )
-    (folder / "table.md").write_text(markdown(measured, compared, peaks))
-    sys.stdout.write(markdown(measured, compared, peaks))
+    swept = throughput(run)
+    record = {"seconds": measured, "ratios": compared, "memory": peaks, "sweep, prompts a second": swept}
+    (folder / "table.json").write_text(json.dumps(record, indent=1) + "\n")
+    text = markdown(measured, compared, peaks)
+    text += "".join(f"\nA sweep, {size} at a time: {speed:.2f} prompts a second\n" for size, speed in swept.items())
+    (folder / "table.md").write_text(text)
+    sys.stdout.write(text)

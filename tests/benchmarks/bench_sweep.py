@@ -1,0 +1,32 @@
+"""Throughput of `na.sweep` on the embedded model, one prompt at a time and sixteen: `make bench` runs this.
+
+Prompts are the package's own, of every type, as they come. A sweep is timed whole: traces, layers, heads, the top 300
+of both kinds of neurons, and files.
+"""
+
+import pytest
+
+import tl_neuron_attr as na
+
+N_PROMPTS = 64
+
+
+@pytest.fixture(scope="module")
+def model():
+    return na.load_demo_model()
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    known = na.load_knowledge()
+    return known[:: len(known) // N_PROMPTS][:N_PROMPTS]
+
+
+@pytest.mark.parametrize("batch_size", [1, 16])
+def test_sweep(benchmark, model, prompts, tmp_path, batch_size):
+    def swept():
+        return na.sweep(model, prompts, tmp_path / "out", batch_size=batch_size, progress=False)
+
+    done = benchmark.pedantic(swept, rounds=1)
+    assert done.n_new == N_PROMPTS
+    benchmark.extra_info.update(job="sweep", batch_size=batch_size, n_prompts=N_PROMPTS)

@@ -1,0 +1,200 @@
+"""A part of a sweep: prompts -> rows of its tables, several prompts at once, one bad prompt costing itself only.
+
+Within a part, prompts of one length run in one forward pass (:mod:`tl_neuron_attr.rows`), and the neurons of as many
+traces as one batch has are ranked together, so that they share the products with the vocabulary. A batch takes fewer
+prompts where what is recorded of them would exceed half of the memory budget; the other half is for the products.
+Rows are in the prompts' order whatever the batches were.
+
+What is a prompt's own fault, and goes to its row as the reason:
+
+==============  ====================================================================
+``unreadable``  its line is no prompt
+``prompt``      empty, unknown token ids, longer than the context
+``target``      not one token
+``model``       its numbers do not fit together (:mod:`tl_neuron_attr.checks`)
+``memory``      alone, it does not fit into memory
+==============  ====================================================================
+
+Everything else that goes wrong ends the run, and the next one goes on from there.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tl_neuron_attr.arithmetic import without_autocast
+from tl_neuron_attr.batching import rows_of, trace_bytes
+from tl_neuron_attr.errors import UnsupportedModelError
+from tl_neuron_attr.model_view import ModelView
+from tl_neuron_attr.prompts import Request
+from tl_neuron_attr.query import query_neurons
+from tl_neuron_attr.ranking import RankedNeurons, floats
+from tl_neuron_attr.rows import BatchingWarning
+from tl_neuron_attr.rows import Rows as RunRows
+from tl_neuron_attr.sweep_plan import Entry
+from tl_neuron_attr.sweep_rows import Failure, Result, Rows, failed_rows, result_rows, tables, trace_row
+from tl_neuron_attr.sweep_schema import N_QUERIED
+from tl_neuron_attr.targets import TargetError, resolve_target
+from tl_neuron_attr.together import value_neurons_of
+from tl_neuron_attr.tokens import Tokens
+from tl_neuron_attr.trace import Convention, Trace
+from tl_neuron_attr.value import head_scores, layer_scores
+
+# How PyTorch says so of processors and accelerators, in every release.
+_OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is computed of each prompt, and how."""
+
+    k: int
+    query: bool
+    convention: Convention
+    prepend_bos: bool | None
+    batch_size: int
+    memory_budget: int
+
+
+class PartRunner:
+    """Computes parts with one model."""
+
+    def __init__(self, view: ModelView, vocabulary: Tokens, wanted: Wanted) -> None:
+        self._view, self._vocabulary, self._wanted = view, vocabulary, wanted
+        self._width = max(view.W_out(layer).shape[0] for layer in range(view.n_layers))
+
+    @without_autocast
+    def part(self, entries: Sequence[Entry], done: Callable[[int, int], None]) -> dict[str, Any]:
+        """The part's tables; ``done(n, failed)`` is told of prompts as they are finished."""
+        rows: dict[int, Rows] = {}
+        requests: list[Request] = []
+        for entry in entries:
+            found = self._request(entry)
+            if isinstance(found, Failure):
+                rows[entry.number] = failed_rows(entry, found)
+                done(1, 1)
+            else:
+                requests.append(found)
+        entry_of = {entry.number: entry for entry in entries}
+        for made in self._results(requests):
+            for number, result in made.items():
+                entry = entry_of[number]
+                rows[number] = (
+                    failed_rows(entry, result) if isinstance(result, Failure) else result_rows(entry, result)
+                )
+            done(len(made), sum(isinstance(result, Failure) for result in made.values()))
+        return tables(rows[number] for number in sorted(rows))
+
+    def _request(self, entry: Entry) -> Request | Failure:
+        if entry.problem is not None:
+            return Failure("unreadable", entry.problem)
+        try:
+            bos = self._wanted.prepend_bos if isinstance(entry.prompt, str) else None
+            tokens = self._vocabulary.prompt_ids(entry.prompt, bos)
+            target = resolve_target(entry.target, self._vocabulary)
+        except ValueError as error:
+            return _own_fault(error)
+        return Request(entry.number, entry.prompt, tokens, len(tokens) - 1, target)
+
+    def _results(self, requests: Sequence[Request]) -> Iterator[dict[int, "Result | Failure"]]:
+        """Results by number, a batch of them at a time."""
+        held: list[Trace] = []
+        numbers: list[int] = []
+        size = self._wanted.batch_size
+        for request, trace in self._traces(requests):
+            if isinstance(trace, Failure):
+                yield {request.index: trace}
+                continue
+            held.append(trace)
+            numbers.append(request.index)
+            if len(held) == size or sum(map(trace_bytes, held)) >= self._wanted.memory_budget // 4:
+                yield dict(zip(numbers, _each(held, self._result), strict=True))
+                held, numbers = [], []
+        if held:
+            yield dict(zip(numbers, _each(held, self._result), strict=True))
+
+    def _traces(self, requests: Sequence[Request]) -> Iterator[tuple[Request, "Trace | Failure"]]:
+        run = rows_of(self._view, self._vocabulary, self._wanted.convention)
+        for length in sorted({len(request.tokens) for request in requests}):
+            same = [request for request in requests if len(request.tokens) == length]
+            size = min(self._wanted.batch_size, self._fitting(length))
+            for start in range(0, len(same), size):
+                batch = same[start : start + size]
+                yield from zip(batch, _each(batch, lambda rows: _run(run, rows)), strict=True)
+
+    def _fitting(self, length: int) -> int:
+        """How many prompts of a length may run at once: what is recorded of each, and its logits, twice over."""
+        view = self._view
+        each = view.n_layers * (3 * view.d_model + self._width + view.n_heads * (2 * view.d_head + length))
+        row = length * (each + view.W_U.shape[1]) * view.compute_dtype.itemsize
+        return max(1, self._wanted.memory_budget // (4 * row))
+
+    def _result(self, traces: Sequence[Trace]) -> list["Result"]:
+        wanted = self._wanted
+        budget = max(wanted.memory_budget // 2, 2**20)
+        n_attn = max(wanted.k, N_QUERIED) if wanted.query else wanted.k
+        mlp, attn = _ranked(traces, wanted.k, n_attn, budget)
+        found: list[Result] = []
+        for trace, of_mlp, of_attn in zip(traces, mlp, attn, strict=True):
+            query, warning = _queried(trace, of_attn, wanted.k, budget) if wanted.query else (None, None)
+            layers, heads = layer_scores(trace, memory_budget=budget), head_scores(trace, memory_budget=budget)
+            scores = [floats(layers.attn), floats(layers.mlp)], [floats(row) for row in heads.scores]
+            found.append(Result(trace_row(trace), of_mlp, of_attn.top(wanted.k), query, *scores, warning))
+        return found
+
+
+def _ranked(
+    traces: Sequence[Trace], n_mlp: int, n_attn: int, budget: int
+) -> tuple[list[RankedNeurons], list[RankedNeurons]]:
+    """The top MLP and attention neurons of each trace."""
+    mlp = value_neurons_of(traces, "mlp", n_mlp, memory_budget=budget)
+    attn = value_neurons_of(traces, "attn", n_attn, memory_budget=budget)
+    return mlp, attn
+
+
+def _queried(trace: Trace, attn: RankedNeurons, k: int, budget: int) -> tuple[RankedNeurons, str | None]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = query_neurons(trace, attn.top(N_QUERIED), "mlp", k, memory_budget=budget)
+    return found, " ".join(str(one.message) for one in caught) or None
+
+
+def _run(run: RunRows[Trace], rows: Sequence[Request]) -> list[Trace]:
+    """One forward pass; a prompt that cannot be traced says nothing against running the others together."""
+    before = run.problem
+    try:
+        traces = run(rows)
+    except Exception:
+        run.problem = before
+        raise
+    if run.problem is not None and before is None:
+        warnings.warn(run.problem, BatchingWarning, stacklevel=2)
+    return traces
+
+
+def _each(given: Sequence[_In], call: Callable[[Sequence[_In]], list[_Out]]) -> list[_Out | Failure]:
+    """``call`` of all of them at once; where that fails, of each alone, and what is its own fault in its place."""
+    try:
+        return list(call(given))
+    except (ValueError, RuntimeError, MemoryError) as error:
+        fault = _own_fault(error)
+        if len(given) == 1:
+            return [fault]
+    return [one for each in given for one in _each([each], call)]
+
+
+def _own_fault(error: Exception) -> Failure:
+    """Why one prompt has no result; raises what is not the prompt's fault."""
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, TargetError):
+        return Failure("target", reason)
+    if isinstance(error, UnsupportedModelError):
+        return Failure("model", reason)
+    if isinstance(error, ValueError):
+        return Failure("prompt", reason)
+    if isinstance(error, MemoryError) or any(told in reason.lower() for told in _OUT_OF_MEMORY):
+        return Failure("memory", reason)
+    raise error
