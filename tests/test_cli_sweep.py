@@ -15,6 +15,8 @@ import tl_neuron_attr as na
 from tl_neuron_attr import models, sweep_store
 from tl_neuron_attr.cli import app, main
 
+pytestmark = pytest.mark.any_release
+
 USUAL = ("--k", "5", "--part-size", "4", "--no-leading-space")
 
 

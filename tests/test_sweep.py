@@ -20,6 +20,9 @@ import tl_neuron_attr as na
 from tl_neuron_attr import batching, sweep_parts, sweep_store
 
 BACKEND = zoo.BACKENDS[0]
+# Query scores divide by what a key meets of its stream; in one prompt of a random model that is so little that value
+# scores of about one become query scores of 109, and rounding grows as much.
+RATIO = 1e-3
 
 
 @pytest.fixture
@@ -73,7 +76,8 @@ def test_rows_are_what_each_prompt_gives_alone(name: str, backend: str, tmp_path
             assert frame["rank"].tolist() == list(range(1, 10))
             for column, values in ranked.table().items():
                 if isinstance(values[0], float):
-                    assert frame[column].tolist() == pytest.approx(list(values), abs=1e-4)
+                    rel = RATIO if name_ == "query" else 0.0
+                    assert frame[column].tolist() == pytest.approx(list(values), abs=1e-4, rel=rel)
                 else:
                     assert frame[column].tolist() == list(values)
         layers, heads = na.layer_scores(trace), na.head_scores(trace).scores
@@ -102,7 +106,8 @@ def test_results_do_not_depend_on_batches_and_budgets(model: Any, tmp_path: Path
             own, same = first.neurons(kind, role=role), other.neurons(kind, role=role)
             ids = [c for c in own.columns if c not in ("score", "coefficient")]
             assert own[ids].values.tolist() == same[ids].values.tolist()
-            assert same["score"].tolist() == pytest.approx(own["score"].tolist(), abs=1e-4)
+            rel = RATIO if role == "query" else 0.0
+            assert same["score"].tolist() == pytest.approx(own["score"].tolist(), abs=1e-4, rel=rel)
 
 
 def test_prompts_of_one_length_run_together_and_as_many_as_the_budget_allows(
@@ -130,6 +135,7 @@ def test_prompts_of_one_length_run_together_and_as_many_as_the_budget_allows(
     assert sizes == [2] * 5
 
 
+@pytest.mark.any_release
 def test_memory_stays_under_its_budget(tmp_path: Path) -> None:
     """Of a model with a wide vocabulary: logits of all prompts of the part at once would be more than the budget."""
     budget, prompts = 2**26, [[3 + i, *range(5, 24)] for i in range(20)]

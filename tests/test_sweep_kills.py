@@ -19,6 +19,8 @@ from sweep_prompts import LINES, files, write
 import tl_neuron_attr as na
 from tl_neuron_attr import sweep_parts, sweep_schema, sweep_store
 
+pytestmark = pytest.mark.any_release
+
 PARTS = 3
 PROMPTS = [
     LINES[0],

@@ -1,6 +1,6 @@
 """A sweep killed with `kill -9`, and one of two processes under Accelerate, on the embedded model.
 
-On one release only: what no release changes of it, a tiny model shows on all of them (`test_sweep_kills.py`).
+`test_sweep_kills.py` dies at every point of writing, on a tiny model.
 """
 
 import json
@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zoo
 from sweep_prompts import files
 
 import tl_neuron_attr as na
+
+pytestmark = pytest.mark.any_release
 
 PROMPTS = (
     {"prompt": "The capital of France is", "answer": " Paris", "type": "capital"},
@@ -26,7 +27,6 @@ PROMPTS = (
     {"prompt": "The month after May is", "answer": "June", "type": "month"},
 )
 OPTIONS = {"k": 10, "part_size": 1}
-ONE_RELEASE = zoo.BRIDGE and not zoo.HOOKED
 
 
 def command(path: Path, out: Path) -> list[str]:
@@ -48,38 +48,37 @@ def started(arguments: list[str], folder: Path) -> "subprocess.Popen[str]":
     )
 
 
-if ONE_RELEASE:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A file of prompts, and the files of an unbroken sweep in this process."""
+    folder = tmp_path_factory.mktemp("sweep")
+    path = folder / "p.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in PROMPTS))
+    done = na.sweep(na.load_demo_model(), path, folder / "whole", progress=False, **OPTIONS)
+    assert [error.line for error in done.errors] == [2]
+    return path, files(folder / "whole")
 
-    @pytest.fixture(scope="module")
-    def whole(tmp_path_factory: pytest.TempPathFactory) -> Any:
-        """A file of prompts, and the files of an unbroken sweep in this process."""
-        folder = tmp_path_factory.mktemp("sweep")
-        path = folder / "p.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in PROMPTS))
-        done = na.sweep(na.load_demo_model(), path, folder / "whole", progress=False, **OPTIONS)
-        assert [error.line for error in done.errors] == [2]
-        return path, files(folder / "whole")
 
-    def test_one_process_killed_and_two_that_go_on(whole: Any, tmp_path: Path) -> None:
-        path, expected = whole
-        out = tmp_path / "out"
-        process = started(command(path, out), tmp_path)
-        while process.poll() is None and not list(out.glob("prompts/part-*.parquet")):
-            time.sleep(0.01)
-        assert process.poll() is None, process.communicate()
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        n_done = len(na.load_sweep(out).parts)
-        assert 1 <= n_done <= 3
+def test_one_process_killed_and_two_that_go_on(whole: Any, tmp_path: Path) -> None:
+    path, expected = whole
+    out = tmp_path / "out"
+    process = started(command(path, out), tmp_path)
+    while process.poll() is None and not list(out.glob("prompts/part-*.parquet")):
+        time.sleep(0.01)
+    assert process.poll() is None, process.communicate()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    n_done = len(na.load_sweep(out).parts)
+    assert 1 <= n_done <= 3
 
-        launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--mixed_precision=no"]
-        launch += ["--num_machines", "1", "--dynamo_backend", "no", "--main_process_port", "0"]
-        process = started([*launch, *command(path, out)], tmp_path)
-        stdout, stderr = process.communicate()
-        assert "exitcode  : 3" in stderr, stderr
-        assert stdout.splitlines()[:2] == [
-            f"{out}: 4 of 5 prompts have a result",
-            f"1 without one, named in {out / 'errors.jsonl'}",
-        ]
-        assert f"this run: {len(PROMPTS) - n_done} prompts in" in stdout
-        assert files(out) == expected
+    launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--mixed_precision=no"]
+    launch += ["--num_machines", "1", "--dynamo_backend", "no", "--main_process_port", "0"]
+    process = started([*launch, *command(path, out)], tmp_path)
+    stdout, stderr = process.communicate()
+    assert "exitcode  : 3" in stderr, stderr
+    assert stdout.splitlines()[:2] == [
+        f"{out}: 4 of 5 prompts have a result",
+        f"1 without one, named in {out / 'errors.jsonl'}",
+    ]
+    assert f"this run: {len(PROMPTS) - n_done} prompts in" in stdout
+    assert files(out) == expected
