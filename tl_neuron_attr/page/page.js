@@ -60,21 +60,24 @@
 
   // --- saving
 
+  // The URL is kept as long as the page: a download that starts late would miss one that is gone.
+  const save = (text, type, name) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type }));
+    link.download = name;
+    link.click();
+    say(`Saved ${name}`);
+  };
+
   for (const button of document.querySelectorAll("[data-save]")) {
-    button.addEventListener("click", () => {
+    button.addEventListener("click", async () => {
       const { id, data, layout } = drawn.get(button.dataset.save);
       const size = { width: Math.max(plot(id).clientWidth, 480), height: layout.height };
-      Plotly.downloadImage({ data, layout: styled(layout) }, { format: "svg", filename: id, ...size });
-      say(`Saved ${id}.svg`);
+      const url = await Plotly.toImage({ data, layout: styled(layout) }, { format: "svg", ...size });
+      save(decodeURIComponent(url.slice(url.indexOf(",") + 1)), "image/svg+xml", `${id}.svg`);
     });
   }
   document.getElementById("save-numbers").addEventListener("click", () => {
-    const text = JSON.stringify(parse("numbers"), null, 1);
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-    link.download = "attribution.json";
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-    say("Saved attribution.json");
+    save(JSON.stringify(parse("numbers"), null, 1), "application/json", "attribution.json");
   });
 })();
