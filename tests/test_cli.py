@@ -391,7 +391,7 @@ def test_named_model_is_explained(named, demo_model, capsys, backend):
 
 
 def test_bad_k_in_the_library(demo_model):
-    with pytest.raises(ValueError, match="k is 0: ask for 1 neuron or more"):
+    with pytest.raises(ValueError, match="k is 0: ask for 1 or more"):
         explain(demo_model, PROMPT, k=0)
 
 

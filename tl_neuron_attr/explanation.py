@@ -14,7 +14,7 @@ import torch
 
 from tl_neuron_attr import serialise
 from tl_neuron_attr.query import query_neurons
-from tl_neuron_attr.ranking import Provenance, RankedNeurons, floats, integers
+from tl_neuron_attr.ranking import Provenance, RankedNeurons, check_count, floats, integers
 from tl_neuron_attr.results import HeadScores, LayerScores
 from tl_neuron_attr.trace import Trace, trace
 from tl_neuron_attr.value import head_scores, layer_scores, value_neurons
@@ -119,8 +119,7 @@ def explain(
     ``n_tokens`` is how many tokens are listed as predicted, and as promoted and demoted by each neuron.
     Raises what :func:`tl_neuron_attr.trace` raises, and ValueError for ``k < 1``.
     """
-    if k < 1:
-        raise ValueError(f"k is {k}: ask for 1 neuron or more")
+    check_count("k", k)
     return gather(trace(model, prompt, target, position=position, convention=convention), k=k, n_tokens=n_tokens)
 
 
@@ -130,8 +129,7 @@ def gather(traced: Trace, *, k: int = 10, n_tokens: int = 5, ranked: Rankings | 
     ``n_tokens`` as in :func:`explain`. ``ranked`` are rankings of this trace that are there already, of ``k`` neurons
     or more. Raises ValueError for ``k < 1``.
     """
-    if k < 1:
-        raise ValueError(f"k is {k}: ask for 1 neuron or more")
+    check_count("k", k)
     top = Rankings.of(traced, k) if ranked is None else ranked.top(k)
     best = integers(traced.log_probs.topk(min(n_tokens, len(traced.log_probs))).indices)
     return Explanation(
