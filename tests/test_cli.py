@@ -295,6 +295,10 @@ def test_tables_fit_the_terminal(awkward, width, colour):
         (["explain", "x", "--json", "{tmp}/a/b"], "cannot write {tmp}/a/b: there is no folder {tmp}/a"),
         (["explain", "x", "--html", "{tmp}"], "cannot write {tmp}: it is a folder; give a file name"),
         (["explain", "x", "--html", "-"], '--html "-" is no file: name one, such as --html page.html'),
+        (
+            ["explain", "x", "--html", "{tmp}/a", "--json", "{tmp}/./a"],
+            "--json and --html both name {tmp}/a: give each a file of its own",
+        ),
         (["explain", "x", "--k", "many"], "Invalid value for '--k'"),
         (["explain", "x", "--convention", "mine"], "Invalid value for '--convention'"),
         (["explain", "x", "--backend", "mine"], "Invalid value for '--backend'"),
@@ -399,3 +403,13 @@ def test_results_carry_no_graph(demo_model):
     with torch.enable_grad():
         found = explain(demo_model, PROMPT, k=2)
     assert not found.mlp.scores.requires_grad and not found.layers.attn.requires_grad
+
+
+def test_too_few_neurons_for_the_controls_of_a_page_name_an_option(demo, capsys, tmp_path, monkeypatch):
+    def refuse(*args, **options):
+        raise ValueError("there are too few neurons; use controls=0 or a smaller set")
+
+    monkeypatch.setattr(story, "tell", refuse)
+    assert main(["explain", "x", "--html", str(tmp_path / "page.html")]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line == "tl-neuron-attr: error: there are too few neurons; use a smaller --k"

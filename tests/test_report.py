@@ -16,7 +16,7 @@ import torch
 import zoo
 
 import tl_neuron_attr as na
-from tl_neuron_attr.page import build
+from tl_neuron_attr.page import build, story
 from tl_neuron_attr.targets import resolve_target
 
 K, CONTROLS = 3, 2
@@ -255,9 +255,16 @@ def test_repeated_tokens_are_told_apart_by_their_position(plain):
     assert f"reads most from {tokens[high]!r} at position {high}" in plain.document.one("ul", class_="findings").text
 
 
-def test_every_layer_has_its_place_in_the_counts(plain):
-    [counts] = [figure for figure in script(plain, "figures") if figure["id"] == "neurons-per-layer"]
-    assert [len(part["y"]) for part in counts["data"]] == [plain.trace.view.n_layers] * 2
+@pytest.mark.any_release
+def test_every_layer_has_its_place_in_the_counts(monkeypatch, tmp_path):
+    whole = story.Rankings.of(trace := traced(9), 300)
+    first = [i for i, neuron in enumerate(whole.mlp) if neuron.layer == 0][0]
+    low = dataclasses.replace(whole, mlp=whole.mlp[first : first + 1], query=whole.query.top(1))
+    assert max(neuron.layer for neuron in [*low.mlp, *low.query]) < trace.view.n_layers - 1
+    monkeypatch.setattr(story.Rankings, "of", lambda trace, k: low)
+    page = written(trace, tmp_path)
+    [counts] = [figure for figure in script(page, "figures") if figure["id"] == "neurons-per-layer"]
+    assert [len(part["y"]) for part in counts["data"]] == [trace.view.n_layers] * 2
 
 
 @pytest.mark.any_release

@@ -5,6 +5,7 @@ As in every command, nothing heavy is imported until it is needed.
 
 import contextlib
 import enum
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,6 +69,8 @@ def explain(
         fail('--html "-" is no file: name one, such as --html page.html')
     check_writable(json)
     check_writable(html)
+    if json and html and os.path.realpath(json) == os.path.realpath(html):
+        fail(f"--json and --html both name {html}: give each a file of its own")
     loaded = announced(model, backend)
     with contextlib.redirect_stdout(sys.stderr), Console(stderr=True).status("Attributing ..."):
         from tl_neuron_attr.explanation import gather
