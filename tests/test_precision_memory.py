@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 import zoo
+from allocated import Memory
 
 import tl_neuron_attr as na
 from tl_neuron_attr import checks
@@ -94,23 +95,6 @@ def test_an_impossible_token(name: str, backend: str, dtype: torch.dtype) -> Non
 
 
 # Memory
-
-
-class Memory:
-    """Peak of what torch held beyond what it held before, over the calls made in it."""
-
-    def __init__(self) -> None:
-        self.peak = 0
-
-    def of(self, call: Callable[[], Any]) -> Any:
-        with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            result = call()
-        events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
-        held = 0
-        for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-            held += event.nbytes()
-            self.peak = max(self.peak, held)
-        return result
 
 
 def test_the_measure_of_memory() -> None:

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from tl_neuron_attr.bases import Bases
 from tl_neuron_attr.capped import CappedBounds
+from tl_neuron_attr.joint import along_rows, score_together
 from tl_neuron_attr.logits import Cap
 from tl_neuron_attr.neurons import Kind, Neuron, kind_of
 from tl_neuron_attr.numbering import Numbering, chosen_layers
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
-from tl_neuron_attr.scoring import changes
 from tl_neuron_attr.spread import Spread
 from tl_neuron_attr.writes import added, base, coefficients, coefficients_at, directions
 
@@ -52,27 +52,28 @@ class Candidates:
     """The neurons of ``layers``; see the module's docstring for the bounds."""
 
     def __init__(
-        self, trace: "Trace", readout: Readout, kind: Kind, layers: Sequence[int], *, alone: bool = False
+        self, trace: "Trace", readout: Readout, kind: Kind, layers: Sequence[int], bases: Bases | None = None
     ) -> None:
-        """``alone`` adds the vectors to zero instead of their layers' bases."""
+        """``bases`` are what the layers' vectors are added to, where they were read out before."""
         self.trace, self.readout, self.layers = trace, readout, list(layers)
         self.kind: Kind = kind
-        if alone:
-            vectors = torch.zeros(len(layers), trace.view.d_model, dtype=readout.dtype, device=readout.W_U.device)
-        else:
-            vectors = torch.stack([base(trace, kind, layer).to(readout.W_U.device) for layer in layers])
-        self.bases = Bases.of(readout, vectors)
+        self.bases = Bases.of(readout, base_vectors(trace, readout, kind, layers)) if bases is None else bases
         self._behind = [added(trace, kind, layer) for layer in layers]
+        self._read: dict[int, tuple[Tensor, Tensor]] = {}
         self.numbering = Numbering.of(trace, kind, layers)
 
     # ---- bounds ---------------------------------------------------------------------------------------
 
     def upper(self, index: int) -> Float[Tensor, " neuron"]:
         """Upper bounds of the scores of layer ``layers[index]``, on the CPU."""
+        return self.bound(index).cpu()
+
+    def bound(self, index: int) -> Float[Tensor, " neuron"]:
+        """:meth:`upper` on the unembedding's device."""
         if self.readout.cap is not None:
-            return self._capped(index, self.readout.cap).upper().flatten().cpu()
+            return self._capped(index, self.readout.cap).upper().flatten()
         gained, slack, _ = self._gained(index)
-        return gained.add_(slack).flatten().cpu()
+        return gained.add_(slack).flatten().to(self.readout.W_U.device)
 
     def lower(self, index: int) -> Float[Tensor, " neuron"]:
         """Lower bounds of the scores of layer ``layers[index]``, on the CPU."""
@@ -117,36 +118,45 @@ class Candidates:
 
     def _bound_parts(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
         """Coefficients ``[row, source]``, ``<q, w>`` ``[row, option]`` and slack ``[row, source]``."""
-        rows = directions(self.trace, self.kind, self.layers[index])
-        coefficient = coefficients(self.trace, self.kind, self.layers[index]).to(rows.device)
-        q = self._behind[index].adjoint(self.readout.adjoint(self.bases.g[index])).to(rows.device)
-        step = max(1, self.readout.memory_budget // (16 * q.dtype.itemsize * rows.shape[1]))
-        along: list[Tensor] = []
-        length: list[Tensor] = []
-        for part in rows.split(step):
-            w = part.to(q.dtype)
-            along.append(w @ q.T)
-            length.append(w.square().sum(-1).sqrt())
+        along, length = self._read.pop(index, None) or along_rows(self, index, [self.reads(index)])[0]
+        coefficient = coefficients(self.trace, self.kind, self.layers[index]).to(along.device)
         rounding = 16 * torch.finfo(self.readout.dtype).eps
-        scale = torch.cat(length) * (rounding * q.norm(dim=-1).max())
-        return coefficient, torch.cat(along), coefficient.abs().mul_(scale[:, None]).add_(rounding)
+        scale = length * (rounding * self.reads(index).norm(dim=-1).max().to(length.device))
+        return coefficient, along, coefficient.abs().mul_(scale[:, None]).add_(rounding)
+
+    def given(self, index: int, read: tuple[Tensor, Tensor]) -> None:
+        """Take what :func:`~tl_neuron_attr.joint.along_rows` read of a layer for this pool among others."""
+        self._read[index] = read
+
+    def reads(self, index: int) -> Float[Tensor, "option d_model"]:
+        """``q``, what the bound reads of a layer's rows."""
+        return self._behind[index].adjoint(self.readout.adjoint(self.bases.g[index]))
 
     # ---- exact scores ---------------------------------------------------------------------------------
 
     def score(self, number: Int[Tensor, " candidate"]) -> Float[Tensor, " candidate"]:
         """Exact scores, on the CPU; neurons that share a direction share its vocabulary product."""
-        index, row, _ = self.numbering.places(number)
-        key = index * max(self.numbering.sizes) + row
-        _, first, inverse = _unique(key)
-        index_of, row_of = index[first], row[first]
-        device = self.readout.W_U.device
-        vectors = torch.empty(len(first), self.trace.view.d_model, dtype=self.readout.dtype, device=device)
-        for i in index_of.unique().tolist():
-            mine = index_of == i
-            rows = directions(self.trace, self.kind, self.layers[i])
-            vectors[mine.to(device)] = self._direction(i, rows[row_of[mine].to(rows.device)])
-        weight = coefficients_of(self.trace, self.numbering, number).to(device)
-        return changes(self.bases, index_of.to(device), vectors, inverse.to(device), weight).cpu()
+        return score_together([(self, number)])[0]
+
+    def plain_directions(self, index: int, row: Int[Tensor, " row"]) -> Float[Tensor, "row d_model"]:
+        """Directions of rows of a layer, without what is the prompt's own (:meth:`weights`)."""
+        rows = directions(self.trace, self.kind, self.layers[index])
+        chosen = rows[row.to(rows.device)].to(self.readout.dtype)
+        return self.readout.plain_direction(self._behind[index].plain(chosen))
+
+    def weights(self, number: Int[Tensor, " candidate"]) -> Float[Tensor, " candidate"]:
+        """Coefficients of plain directions, on the CPU: a neuron's own over the prompt's frozen scales."""
+        device, ones = self.readout.W_U.device, torch.ones(1, dtype=self.readout.dtype)
+        scales = [ones if post.scale is None else post.scale.to(ones.dtype) for post in self._behind]
+        scale = torch.cat([one.reshape(1).to(device) for one in scales]) * self.readout.scale
+        return coefficients_of(self.trace, self.numbering, number) / scale.cpu()[self.numbering.places(number)[0]]
+
+
+def base_vectors(
+    trace: "Trace", readout: Readout, kind: Kind, layers: Sequence[int]
+) -> Float[Tensor, "layer d_model"]:
+    """What the vectors of each layer are added to, on the unembedding's device."""
+    return torch.stack([base(trace, kind, layer).to(readout.W_U.device) for layer in layers])
 
 
 def coefficients_of(
@@ -154,18 +164,15 @@ def coefficients_of(
 ) -> Float[Tensor, " candidate"]:
     """Coefficients of numbered neurons, on the CPU."""
     index, row, source = numbering.places(number)
+    order, counts = index.argsort(stable=True), torch.bincount(index, minlength=len(numbering.layers)).tolist()
+    device = trace.view.W_U.device
+    at = torch.stack([row, source])[:, order].to(device)
+    dest = torch.tensor([trace.position], device=device)
+    parts = [
+        coefficients_at(trace, numbering.kind, layer, rows, sources, dest)[0].to(device)
+        for layer, (rows, sources) in zip(numbering.layers, at.split(counts, 1), strict=True)
+        if len(rows)
+    ]
     out = torch.empty(len(index), dtype=trace.view.compute_dtype)
-    dest = torch.tensor([trace.position])
-    for i in index.unique().tolist():
-        mine = index == i
-        out[mine] = coefficients_at(trace, numbering.kind, numbering.layers[i], row[mine], source[mine], dest)[
-            0
-        ].cpu()
+    out[order] = torch.cat([out[:0].to(device), *parts]).cpu()
     return out
-
-
-def _unique(key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Distinct values, the first place of each, and where each entry's value stands among them."""
-    distinct, inverse = torch.unique(key, return_inverse=True)
-    first = torch.full((len(distinct),), len(key)).scatter_reduce(0, inverse, torch.arange(len(key)), "amin")
-    return distinct, first, inverse

@@ -37,7 +37,7 @@ def check_trace(trace: "Trace") -> None:
 
 def _check_readout(trace: "Trace", tolerance: float) -> None:
     readout = Readout.of(trace, convention="exact")
-    ours = torch.log_softmax(readout.logits(trace.resid_final[None])[0], -1)
+    ours = torch.log_softmax(readout.logits_of_one(trace.resid_final), -1)
     _compare(
         trace,
         ours,

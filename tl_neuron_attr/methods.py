@@ -16,11 +16,10 @@ from tl_neuron_attr.gradients import AttributionPatching, GradientTimesActivatio
 from tl_neuron_attr.integrated import IntegratedGradients
 from tl_neuron_attr.question import Find
 from tl_neuron_attr.ranks import CoefficientInverseRank, InverseRank
+from tl_neuron_attr.together import VALUE_METHOD
 
 if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
-
-VALUE_METHOD = "log_prob_increase"
 
 STATIC_METHODS: tuple[str, ...] = (
     VALUE_METHOD,

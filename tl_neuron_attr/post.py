@@ -13,6 +13,7 @@ output bias still sum to what is added. A direction ``g`` of the stream reads th
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -51,6 +52,12 @@ class FrozenPost:
         if self.scale is not None and self.post.norm is not None:
             x = self.post.norm.linear(x, self.scale.to(x))
         return x * self.post.multiplier
+
+    def plain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """:meth:`linear` times the frozen scale, which is the same for every prompt."""
+        if self.scale is not None and self.post.norm is not None:
+            x = self.post.norm.linear(x, torch.ones_like(x[..., :1]))
+        return x if self.post.multiplier == 1 else x * self.post.multiplier
 
     def adjoint(self, g: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """``m N*(g)``: what a direction ``g`` of the stream reads of the output."""

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
 
 DEFAULT_MEMORY_BUDGET = 2**30
-# Entries of one matrix product that measured fastest on processors.
-_PRODUCT_ENTRIES = 2**22
+# Columns of the vocabulary in one product: few on processors, so that its result stays in their caches. It is the
+# same for any number of rows, so that sums over the vocabulary round alike whatever stands beside.
+_COLUMNS = {"cpu": 2**11}
+_MANY_COLUMNS = 2**15
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,18 +75,34 @@ class Readout:
         """``N(w)`` on the unembedding's device, rows contiguous (products round by layout, see ``product``)."""
         return self.norm.linear(w.to(self.W_U.device, self.dtype).contiguous(), self.scale)
 
+    def plain_direction(self, w: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        """``s N(w)``, the same for every prompt: :meth:`direction` before the scale divides it."""
+        return self.norm.linear(w.to(self.W_U.device, self.dtype).contiguous(), torch.ones_like(self.scale))
+
     def adjoint(self, g: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """``N*(g)``, the direction in the residual stream that ``g`` reads."""
         return self.norm.adjoint(g, self.scale)
 
     def uncapped(self, x: Float[Tensor, "base d_model"]) -> Float[Tensor, "base d_vocab"]:
         """``z(x)``: the logits before a cap."""
-        z = matmul(self.direction(x), self.W_U, self.memory_budget)
+        return self.read(self.direction(x))
+
+    def read(self, inputs: Float[Tensor, "base d_model"]) -> Float[Tensor, "base d_vocab"]:
+        """The logits before a cap of what is behind the norm."""
+        z = matmul(inputs, self.W_U, self.memory_budget)
         return z if self.constant is None else z.add_(self.constant)
 
     def logits(self, x: Float[Tensor, "base d_model"]) -> Float[Tensor, "base d_vocab"]:
         """The logits, capped where the model caps them."""
         return self.capped(self.uncapped(x))
+
+    def logits_of_one(self, x: Float[Tensor, " d_model"]) -> Float[Tensor, " d_vocab"]:
+        """:meth:`logits` of one vector, in one reading of the unembedding; rounded otherwise than among others."""
+        inputs = self.direction(x)
+        step = self.memory_budget // (8 * self.itemsize * len(inputs)) if self.W_U.dtype != self.dtype else 2**30
+        blocks = slices(self.W_U.shape[1], step)
+        z = torch.cat([inputs @ self.W_U[:, block].to(self.dtype) for block in blocks])
+        return self.capped(z if self.constant is None else z + self.constant)
 
     def capped(self, z: Float[Tensor, "*logits"]) -> Float[Tensor, "*logits"]:
         """Logits of what they are before the cap, if there is one."""
@@ -113,4 +131,5 @@ class Readout:
         """Slices of the vocabulary for a product of ``rows`` vectors (an eighth of the budget, or less)."""
         columns = rows + (self.W_U.shape[0] if self.W_U.dtype != self.dtype else 0)
         budget = self.memory_budget // (8 * self.itemsize)
-        yield from slices(self.W_U.shape[1], min(budget, _PRODUCT_ENTRIES) // max(columns, 1))
+        wanted = _COLUMNS.get(self.W_U.device.type, _MANY_COLUMNS)
+        yield from slices(self.W_U.shape[1], min(budget // max(columns, 1), wanted))

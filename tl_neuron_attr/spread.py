@@ -71,8 +71,7 @@ class Spread:
     def _moment(self, index: int, center: Float[Tensor, " d_model"]) -> Float[Tensor, "d_model d_model"]:
         """A matrix that bounds ``E_p[d_j d_j']`` from above, ``d_j = W_U[:, j] - center``."""
         readout, n_tokens = self._readout, self._readout.W_U.shape[1]
-        base = torch.tensor([index], device=center.device)
-        p = torch.cat([self._bases.p_rows(base, block)[0] for block in readout.blocks(1)])
+        p = self._bases.p(index)
         values, tokens = p.topk(min(_TOP_TOKENS + 1, n_tokens))
         rest = values[-1] if n_tokens > _TOP_TOKENS else values.new_zeros(())
         deviations = readout.W_U[:, tokens].to(readout.dtype) - center[:, None]

@@ -29,20 +29,24 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_neuron_attr.bases import Bases
 from tl_neuron_attr.candidates import Candidates
 from tl_neuron_attr.question import Question
 from tl_neuron_attr.search import Found
+from tl_neuron_attr.together import found_together
 from tl_neuron_attr.writes import coefficients
 
 
 def log_prob_increase(question: Question) -> Found:
     """(a) The method of the paper (Eq. 13)."""
-    return question.exact(_candidates(question))
+    return found_together([question])[0]
 
 
 def log_prob_alone(question: Question) -> Found:
     """(b) Log-probability of the neuron's vector alone."""
-    return question.exact(_Alone(_candidates(question, alone=True)))
+    view, readout = question.trace.view, question.readout
+    zero = torch.zeros(len(question.layers), view.d_model, dtype=readout.dtype, device=readout.W_U.device)
+    return question.exact(_Alone(_candidates(question, Bases.of(readout, zero))))
 
 
 def prob_increase(question: Question) -> Found:
@@ -124,8 +128,8 @@ class _Probability:
         return torch.minimum(torch.where(score < 1, small, large), -torch.expm1(log_p))
 
 
-def _candidates(question: Question, *, alone: bool = False) -> Candidates:
-    return Candidates(question.trace, question.readout, question.kind, question.layers, alone=alone)
+def _candidates(question: Question, bases: Bases | None = None) -> Candidates:
+    return Candidates(question.trace, question.readout, question.kind, question.layers, bases)
 
 
 def _size(question: Question, layer: int) -> Float[Tensor, "row source"]:

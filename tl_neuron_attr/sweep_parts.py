@@ -36,9 +36,10 @@ from tl_neuron_attr.sweep_plan import Entry
 from tl_neuron_attr.sweep_rows import Failure, Result, Rows, failed_rows, result_rows, tables, trace_row
 from tl_neuron_attr.sweep_schema import N_QUERIED
 from tl_neuron_attr.targets import TargetError, resolve_target
+from tl_neuron_attr.together import value_neurons_of
 from tl_neuron_attr.tokens import Tokens
 from tl_neuron_attr.trace import Convention, Trace
-from tl_neuron_attr.value import head_scores, layer_scores, value_neurons
+from tl_neuron_attr.value import head_scores, layer_scores
 
 # How PyTorch says so of processors and accelerators, in every release.
 _OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
@@ -149,8 +150,8 @@ def _ranked(
     traces: Sequence[Trace], n_mlp: int, n_attn: int, budget: int
 ) -> tuple[list[RankedNeurons], list[RankedNeurons]]:
     """The top MLP and attention neurons of each trace."""
-    mlp = [value_neurons(trace, "mlp", n_mlp, memory_budget=budget) for trace in traces]
-    attn = [value_neurons(trace, "attn", n_attn, memory_budget=budget) for trace in traces]
+    mlp = value_neurons_of(traces, "mlp", n_mlp, memory_budget=budget)
+    attn = value_neurons_of(traces, "attn", n_attn, memory_budget=budget)
     return mlp, attn
 
 

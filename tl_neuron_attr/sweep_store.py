@@ -1,10 +1,10 @@
 """A sweep's folder: a manifest, and tables whose files appear whole or not at all.
 
 A file is written under another name in the same folder, flushed to the disk (fsync) and then renamed, which is one
-step for every reader; the folder is flushed too. A part's files are written in a fixed order, its ``prompts`` last,
-and a part counts as done once that file is there, so a process may die between any two instructions: what it leaves
-is either a part that is done or files that the next run writes again. Names that begin with ``.`` are unfinished and
-nobody reads them. The same part has the same bytes whenever it is written.
+step for every reader; the folder is flushed too. A part counts as done once all its files are there and are of this
+sweep (``prompts`` comes last), so a process may die between any two instructions: what it leaves is either a part
+that is done or files that the next run writes again. Names that begin with ``.`` are unfinished and nobody reads
+them. The same part has the same bytes whenever it is written.
 
 ::
 

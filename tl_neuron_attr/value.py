@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.bases import Bases
-from tl_neuron_attr.candidates import Candidates, coefficients_of
+from tl_neuron_attr.candidates import Candidates
 from tl_neuron_attr.certified import scores_within
 from tl_neuron_attr.methods import VALUE_METHOD, AnyMethod, resolve_method
 from tl_neuron_attr.neurons import Head, Kind, check_kind
@@ -33,6 +33,7 @@ from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
 from tl_neuron_attr.results import HeadScores, LayerScores, NeuronScores, RankedNeurons
 from tl_neuron_attr.scoring import changes
+from tl_neuron_attr.together import ranking
 from tl_neuron_attr.writes import (
     added,
     base,
@@ -225,17 +226,7 @@ def value_neurons(
     check_kind(kind)
     name, find = resolve_method(method)
     question = Question(trace, kind, chosen_layers(trace, kind, layers), check_count("k", k), memory_budget)
-    found = find(question)
-    return RankedNeurons(
-        kind=kind,
-        ids=question.numbering.ids(found.numbers),
-        scores=found.scores,
-        coefficients=coefficients_of(trace, question.numbering, found.numbers),
-        method=name,
-        n_evaluated=found.n_evaluated,
-        n_neurons=sum(question.numbering.sizes),
-        provenance=trace.provenance,
-    )
+    return ranking(question, find(question), name)
 
 
 def _targets_of(readout: Readout, vectors: Sequence[Tensor]) -> Float[Tensor, " vector"]:

@@ -49,12 +49,15 @@ def coefficients_at(
         post = _post(trace, layer)
         return post[pos.to(post.device)][:, row.to(post.device)].to(view.compute_dtype)
     pattern, value = trace.pattern[layer], trace.value[layer]
-    row, source, pos = row.cpu(), source.cpu(), pos.cpu()  # index tensors of any device
     head, dim = row // view.d_head, row % view.d_head
-    attended = pattern[head, pos[:, None], source].to(view.compute_dtype)
-    weight = attended * value[source, head // (view.n_heads // view.n_kv_heads), dim].to(attended)
+    here, there = pattern.device, value.device
+    attended = pattern[head.to(here), pos.to(here)[:, None], source.to(here)].to(view.compute_dtype)
+    kv_head = head // (view.n_heads // view.n_kv_heads)
+    weight = attended * value[source.to(there), kv_head.to(there), dim.to(there)].to(attended)
     factor = kept(trace, layer, pos)
-    return weight if factor is None else weight * factor[:, head, dim].to(weight)
+    if factor is None:
+        return weight
+    return weight * factor[:, head.to(factor.device), dim.to(factor.device)].to(weight)
 
 
 def coefficient(trace: "Trace", neuron: Neuron, pos: int) -> Float[Tensor, ""]:
@@ -79,7 +82,8 @@ def output(trace: "Trace", kind: Kind, layer: int, pos: Int[Tensor, " pos"]) -> 
     block, dtype = trace.view.block(layer), trace.view.compute_dtype
     if kind == "attn":
         z, bias = trace.z[layer], block.b_O
-        made = torch.einsum("phd,hdm->pm", z[pos.to(z.device)].to(dtype), trace.view.W_O(layer).to(z.device, dtype))
+        rows = directions(trace, kind, layer).to(z.device, dtype)
+        made = z[pos.to(z.device)].to(dtype).flatten(1) @ rows
     else:
         acts, bias = _post(trace, layer), block.b_out
         made = acts[pos.to(acts.device)].to(dtype) @ trace.view.W_out(layer).to(acts.device, dtype)

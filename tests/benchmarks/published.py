@@ -55,7 +55,7 @@ def query_scores(trace: Any, neurons: Any, scores: list[float], n_layers: int) -
     view = trace.view
     found: list[tuple[float, int, int]] = []
     for layer in range(n_layers):
-        totals = torch.zeros(view.W_out(layer).shape[0])
+        totals = torch.zeros(view.W_out(layer).shape[0], device=view.W_out(layer).device)
         for neuron, score in zip(neurons, scores, strict=True):
             if neuron.layer <= layer:
                 continue
