@@ -19,6 +19,7 @@ import tl_neuron_attr as na
 from tl_neuron_attr import models
 from tl_neuron_attr.cli import app, main
 from tl_neuron_attr.explanation import explain
+from tl_neuron_attr.page import story
 from tl_neuron_attr.terminal import render
 
 PROMPT = "The capital of France is"

@@ -258,7 +258,7 @@ def test_repeated_tokens_are_told_apart_by_their_position(plain):
 @pytest.mark.any_release
 def test_every_layer_has_its_place_in_the_counts(monkeypatch, tmp_path):
     whole = story.Rankings.of(trace := traced(9), 300)
-    first = [i for i, neuron in enumerate(whole.mlp) if neuron.layer == 0][0]
+    first = next(i for i, neuron in enumerate(whole.mlp) if neuron.layer == 0)
     low = dataclasses.replace(whole, mlp=whole.mlp[first : first + 1], query=whole.query.top(1))
     assert max(neuron.layer for neuron in [*low.mlp, *low.query]) < trace.view.n_layers - 1
     monkeypatch.setattr(story.Rankings, "of", lambda trace, k: low)
