@@ -16,10 +16,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import tl_neuron_attr as na
-from tl_neuron_attr import models
+from tl_neuron_attr import cli_explain, models
 from tl_neuron_attr.cli import app, main
 from tl_neuron_attr.explanation import explain
-from tl_neuron_attr.page import story
 from tl_neuron_attr.terminal import render
 
 PROMPT = "The capital of France is"
@@ -410,7 +409,7 @@ def test_too_few_neurons_for_the_controls_of_a_page_name_an_option(demo, capsys,
     def refuse(*args, **options):
         raise ValueError("there are too few neurons; use controls=0 or a smaller set")
 
-    monkeypatch.setattr(story, "tell", refuse)
+    monkeypatch.setattr(cli_explain, "_written", refuse)
     assert main(["explain", "x", "--html", str(tmp_path / "page.html")]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line == "tl-neuron-attr: error: there are too few neurons; use a smaller --k"
