@@ -66,7 +66,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri != "index.md":
         return markdown
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    readme = re.sub(r"<!--.*?-->", "", readme, flags=re.DOTALL)
+    readme = re.sub(r"<!--.*?-->", "", readme, flags=re.DOTALL).replace("](docs/pages/", "](")
     return re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)[^)]*\)", r"\1", readme)
 
 
