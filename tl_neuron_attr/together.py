@@ -51,7 +51,7 @@ def value_neurons_of(
         >>> model = na.load_demo_model()
         >>> traces = [na.trace(model, f"The capital of {name} is") for name in ("France", "Italy")]
         >>> [str(ranked[0]) for ranked in value_neurons_of(traces, ["mlp", "attn"], k=5)]
-        ['L27N846', 'L23H4D36@3', 'L27N846', 'L23H4D36@3']
+        ['L27N846', 'L29H1D46@4', 'L29N1285', 'L29H1D28@4']
     """
     chosen: list[Kind] = [check_kind(kinds)] if isinstance(kinds, str) else [check_kind(kind) for kind in kinds]
     count = check_count("k", k)

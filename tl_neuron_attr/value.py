@@ -104,6 +104,7 @@ def position_scores(
         >>> int(na.position_scores(trace, layer=23, head=4).argmax())
         3
     """
+    _check_head(trace, layer, head)
     return sources_of(trace, [Head(layer, head)], memory_budget)[0]
 
 
@@ -111,11 +112,7 @@ def position_scores(
 def sources_of(trace: "Trace", heads: Sequence[Head], memory_budget: int) -> list[Float[Tensor, " source"]]:
     """:func:`position_scores` of several heads at once."""
     for each in heads:
-        chosen_layers(trace, "attn", [each.layer])
-        if not 0 <= each.head < trace.view.n_heads:
-            raise ValueError(
-                f"head {each.head} is out of range: {trace.view.name} has heads 0 to {trace.view.n_heads - 1}"
-            )
+        _check_head(trace, each.layer, each.head)
     readout = Readout.of(trace, memory_budget=memory_budget)
     vectors = [position_vectors(trace, each.layer, each.head) for each in heads]
     return [scores.cpu() for scores in _added_to_stream(trace, readout, [each.layer for each in heads], vectors)]
@@ -227,6 +224,12 @@ def value_neurons(
     name, find = resolve_method(method)
     question = Question(trace, kind, chosen_layers(trace, kind, layers), check_count("k", k), memory_budget)
     return ranking(question, find(question), name)
+
+
+def _check_head(trace: "Trace", layer: int, head: int) -> None:
+    chosen_layers(trace, "attn", [layer])
+    if not 0 <= head < trace.view.n_heads:
+        raise ValueError(f"head {head} is out of range: {trace.view.name} has heads 0 to {trace.view.n_heads - 1}")
 
 
 def _targets_of(readout: Readout, vectors: Sequence[Tensor]) -> Float[Tensor, " vector"]:
