@@ -40,7 +40,7 @@ lint: $(VENV)/.installed
 
 # Not part of `make test`: it needs a browser on the machine.
 test-browser: $(VENV)/.installed
-	$(VENV)/bin/python -m pytest tests/browser -o addopts= -o "python_files=browser_*.py" $(ARGS)
+	$(VENV)/bin/python -m pytest tests/browser -o addopts= -o norecursedirs= -o "python_files=browser_*.py" $(ARGS)
 
 # Every public name is on a page, and no warning is let through, or the build fails.
 docs: $(VENV)/.installed
@@ -56,7 +56,7 @@ test-notebooks: $(VENV)/.installed
 # Plain functions: the shape checks of the tests take time themselves.
 bench: $(VENV)/.installed
 	mkdir -p .benchmarks
-	$(VENV)/bin/python -m pytest tests/benchmarks -o addopts= -o "python_files=bench_*.py" \
+	$(VENV)/bin/python -m pytest tests/benchmarks -o addopts= -o norecursedirs= -o "python_files=bench_*.py" \
 		--benchmark-json=.benchmarks/run.json $(ARGS)
 	$(VENV)/bin/python tests/benchmarks/table.py .benchmarks/run.json .benchmarks
 
