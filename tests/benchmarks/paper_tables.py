@@ -58,7 +58,10 @@ def main():
 
     markdown("Sum of layer scores (nats)", na.layer_sums(pairs))
     for kind in ("attn", "mlp"):
-        markdown(f"Sums of neuron scores, {kind} (nats)", na.neuron_sums(pairs, kind))
+        markdown(
+            f"Sums of neuron scores, {kind} (nats; all and positive to within 1)",
+            na.neuron_sums(pairs, kind, tolerance=1.0),
+        )
 
     ranked = {kind: [(type_, na.value_neurons(trace, kind, K)) for type_, trace in pairs] for kind in ("attn", "mlp")}
     query = [
