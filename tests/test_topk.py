@@ -97,6 +97,14 @@ def test_equals_the_dense_ranking_in_float32(q: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["mlp", "attn"])
+def test_scores_are_the_dense_ones_to_the_last_bit(case: zoo.ZooCase, kind: str) -> None:
+    """One path scores a neuron, whether it is asked for among few or among all."""
+    trace = na.trace(case.model, list(case.tokens), 11)
+    dense = na.value_scores(trace, kind).scores.flatten().sort(descending=True).values
+    assert torch.equal(na.value_neurons(trace, kind, k=30).scores, dense[:30])
+
+
+@pytest.mark.parametrize("kind", ["mlp", "attn"])
 def test_more_than_there_are(case: zoo.ZooCase, kind: str) -> None:
     trace = na.trace(case.model, list(case.tokens))
     dense = na.value_scores(trace, kind)

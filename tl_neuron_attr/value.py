@@ -35,7 +35,6 @@ from tl_neuron_attr.results import HeadScores, LayerScores, NeuronScores, Ranked
 from tl_neuron_attr.scoring import changes
 from tl_neuron_attr.together import ranking
 from tl_neuron_attr.writes import (
-    added,
     base,
     coefficients,
     directions,
@@ -177,11 +176,13 @@ def value_scores(
             f"layers {chosen} have {sorted(widths)} {kind} neurons: ask for layers of one width at a time"
         )
     weights = [coefficients(trace, kind, layer) for layer in chosen]
+    pool = Candidates(trace, readout, kind, chosen)
     if tolerance > 0:
-        scores, n_evaluated = scores_within(Candidates(trace, readout, kind, chosen), tolerance)
+        scores, n_evaluated = scores_within(pool, tolerance)
     else:
-        scores = [_score_layer(trace, readout, kind, *each) for each in zip(chosen, weights, strict=True)]
-        n_evaluated = sum(t.numel() for t in scores)
+        numbers = torch.arange(sum(pool.numbering.sizes)).split(pool.numbering.sizes)
+        scores = [pool.score(number) for number in numbers]
+        n_evaluated = sum(pool.numbering.sizes)
     return NeuronScores(
         kind=kind,
         scores=torch.stack([_shaped(trace, kind, t.view_as(w)) for t, w in zip(scores, weights, strict=True)]),
@@ -251,25 +252,6 @@ def _added_to_stream(
         own = torch.arange(len(chunk), device=device)
         scores.append(changes(bases, base_of[chunk], vectors[chunk], own, ones))
     return list(torch.cat(scores).split([len(v) for v in added_by]))
-
-
-def _score_layer(
-    trace: "Trace", readout: Readout, kind: Kind, layer: int, coefficient: Float[Tensor, "row source"]
-) -> Float[Tensor, "row source"]:
-    """Dense scores of one layer."""
-    device = readout.W_U.device
-    bases = Bases.of(readout, base(trace, kind, layer).to(device)[None])
-    rows, behind = directions(trace, kind, layer), added(trace, kind, layer)
-    coefficient = coefficient.to(device)
-    n_sources = coefficient.shape[1]
-    scores: list[Tensor] = []
-    for chunk in torch.arange(len(rows), device=device).split(readout.directions_at_once()):
-        first, last = int(chunk[0]), int(chunk[-1]) + 1
-        vectors = readout.direction(behind.linear(rows[first:last].to(readout.dtype)))
-        place = torch.arange(len(chunk), device=device).repeat_interleave(n_sources)
-        one_base = torch.zeros(len(chunk), dtype=torch.int64, device=device)
-        scores.append(changes(bases, one_base, vectors, place, coefficient[first:last].reshape(-1)))
-    return torch.cat(scores).view_as(coefficient)
 
 
 def _shaped(trace: "Trace", kind: Kind, flat: Float[Tensor, "row source"]) -> Tensor:
