@@ -287,7 +287,7 @@ def test_tables_fit_the_terminal(awkward, width, colour):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["explain", ""], "the prompt is empty: give the text whose next token is to be explained"),
+        (["explain", ""], "the prompt is empty: give the text whose next token it is about"),
         (["explain", "x", "--k", "0"], "--k is 0: ask for 1 or more"),
         (["explain", "x", "--k", "-3"], "--k is -3: ask for 1 or more"),
         (["explain", "x\udcff"], "the prompt 'x\\udcff' is not text in UTF-8"),
@@ -405,11 +405,11 @@ def test_results_carry_no_graph(demo_model):
     assert not found.mlp.scores.requires_grad and not found.layers.attn.requires_grad
 
 
-def test_too_few_neurons_for_the_controls_of_a_page_name_an_option(demo, capsys, tmp_path, monkeypatch):
+def test_too_few_neurons_for_the_controls_of_a_page_are_one_line(demo, capsys, tmp_path, monkeypatch):
     def refuse(*args, **options):
-        raise ValueError("there are too few neurons; use controls=0 or a smaller set")
+        raise ValueError("there are too few neurons; ask for fewer neurons or no controls")
 
     monkeypatch.setattr(cli_explain, "_written", refuse)
     assert main(["explain", "x", "--html", str(tmp_path / "page.html")]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line == "tl-neuron-attr: error: there are too few neurons; use a smaller --k"
+    assert line == "tl-neuron-attr: error: there are too few neurons; ask for fewer neurons or no controls"

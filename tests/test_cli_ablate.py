@@ -163,7 +163,7 @@ MODES = "choose zero, scale=FACTOR (such as scale=2), set=VALUE (such as set=0.5
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["", "L1N2"], "the prompt is empty: give the text whose next token is predicted"),
+        (["", "L1N2"], "the prompt is empty: give the text whose next token it is about"),
         (["x", "L1M2"], "cannot read 'L1M2' as a neuron, head or layer: a label is one of the forms L8N123"),
         (["x", "L1N2", "l1n3"], "cannot read 'l1n3'"),
         (["x"], "Missing argument"),
@@ -201,7 +201,7 @@ def test_what_only_the_model_can_refuse(demo: Any, capsys: Any, arguments: list[
     line = refused(capsys, PROMPT, *arguments)
     assert message in line
     if arguments == ["L27.mlp"]:
-        assert line.endswith("use --controls 0 or a smaller set")
+        assert line.endswith("ask for fewer neurons or no controls")
 
 
 def test_help_shows_an_example(capsys: Any) -> None:

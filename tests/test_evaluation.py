@@ -439,7 +439,7 @@ def test_an_unknown_method_and_an_answer_of_several_tokens_are_refused_before_an
 
 
 def test_more_neurons_than_a_layer_has_left_for_a_control_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"but only .* are not in the set; use controls=0 or a smaller set"):
+    with pytest.raises(ValueError, match=r"but only .* are not in the set; ask for fewer neurons or no controls"):
         compared(zoo.case("gpt2", zoo.BACKENDS[0]), ["log_prob_increase"], k=10_000)
 
 

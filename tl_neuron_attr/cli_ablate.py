@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from tl_neuron_attr.cli_support import PROGRAM, Backend, announced, as_text, check_writable, deliver, fail
+from tl_neuron_attr.cli_options import (
+    BackendOption,
+    JsonOption,
+    ModelOption,
+    PositionOption,
+    PromptArgument,
+    TargetOption,
+    asked,
+)
+from tl_neuron_attr.cli_support import PROGRAM, announced, as_text, check_writable, deliver, fail
 
 if TYPE_CHECKING:
     from tl_neuron_attr.neurons import AttnNeuron, Head, Layer, MLPNeuron
@@ -31,19 +40,13 @@ class AblationScope(str, enum.Enum):
 
 
 def ablate(
-    prompt: Annotated[str, typer.Argument(help="The text whose next token is predicted.")],
+    prompt: PromptArgument,
     neurons: Annotated[
         list[str],
         typer.Argument(help="Labels: L8N123 (MLP), L9H8D17@3 (attention), L9H8 (head), L9.mlp, L9.attn (layer)."),
     ],
-    target: Annotated[
-        str | None,
-        typer.Option(help='The token to follow, with its leading space: " Paris". Default: the prediction.'),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="A model that TransformerLens knows, such as gpt2. Default: the embedded SmolLM2."),
-    ] = None,
+    target: TargetOption = None,
+    model: ModelOption = None,
     mode: Annotated[
         str, typer.Option(help="zero, scale=FACTOR, set=VALUE, or resample=PROMPT: its values in another prompt.")
     ] = "zero",
@@ -54,24 +57,16 @@ def ablate(
         AblationScope, typer.Option(help="source: of L9H8D17@3 only what comes from position 3. neuron: all of it.")
     ] = AblationScope.neuron,
     seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0,
-    json: Annotated[
-        str | None, typer.Option(metavar="FILE", help='Write everything as JSON; "-" prints it instead.')
-    ] = None,
-    position: Annotated[
-        int, typer.Option(help="The token to predict from, counted from 0, or from the end by -1, -2, ...")
-    ] = -1,
-    backend: Annotated[
-        Backend | None, typer.Option(help="The TransformerLens class. Default: what its release prefers.")
-    ] = None,
+    json: JsonOption = None,
+    position: PositionOption = -1,
+    backend: BackendOption = None,
 ) -> None:
     """Ablate neurons: the target's probability and rank before and after, against random neurons.
 
     Neurons, heads and layers are named by their labels, as explain prints them, and ablated together at every
     position; everything downstream is recomputed.
     """
-    prompt, target = as_text("prompt", prompt), None if target is None else as_text("target", target)
-    if not prompt:
-        fail("the prompt is empty: give the text whose next token is predicted")
+    prompt, target = asked(prompt, target)
     if controls < 0:
         fail(f"--controls is {controls}: give the number of random draws, 0 or more")
     check_writable(json)
@@ -87,7 +82,7 @@ def ablate(
                 traced, chosen, make_mode(loaded), scope=scope.value, controls=controls, seed=seed
             )
         except ValueError as error:
-            fail(str(error).replace("controls=0", "--controls 0"))
+            fail(str(error))
     from tl_neuron_attr.effect_table import render
 
     deliver(found, json, lambda: render(found))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tl_neuron_attr.cli_support import PROGRAM, Backend, announced, as_text, check_writable, deliver, fail, warn
+from tl_neuron_attr.cli_options import BackendOption, JsonOption, ModelOption
+from tl_neuron_attr.cli_support import PROGRAM, announced, as_text, check_writable, deliver, fail, warn
 
 if TYPE_CHECKING:
     from tl_neuron_attr.answers import AnswerCheck
@@ -22,10 +23,7 @@ EXAMPLE = f"{PROGRAM} evaluate --types capital,month --limit 20 --json out.json"
 
 
 def evaluate(
-    model: Annotated[
-        str | None,
-        typer.Option(help="A model that TransformerLens knows, such as gpt2. Default: the embedded SmolLM2."),
-    ] = None,
+    model: ModelOption = None,
     types: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Types of knowledge, with commas between. Default: all.")
     ] = None,
@@ -42,14 +40,10 @@ def evaluate(
     ] = None,
     k: Annotated[int, typer.Option(help="How many neurons to zero for each prompt.")] = 10,
     seed: Annotated[int, typer.Option(help="Of draws and intervals; the same seed gives the same table.")] = 0,
-    json: Annotated[
-        str | None, typer.Option(metavar="FILE", help='Write everything as JSON; "-" prints it instead.')
-    ] = None,
+    json: JsonOption = None,
     batch_size: Annotated[int, typer.Option(help="How many prompts to run at once.")] = 16,
     progress: Annotated[bool, typer.Option(help="Whether to show progress, on standard error.")] = True,
-    backend: Annotated[
-        Backend | None, typer.Option(help="The TransformerLens class. Default: what its release prefers.")
-    ] = None,
+    backend: BackendOption = None,
 ) -> None:
     """Compare attribution methods: zero each one's top MLP neurons, and see how far the answer falls.
 

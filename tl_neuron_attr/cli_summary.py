@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tl_neuron_attr.cli_options import JsonOption
 from tl_neuron_attr.cli_support import PROGRAM, check_writable, deliver, fail
 
 EXAMPLE = f"{PROGRAM} summary found --k 100"
@@ -19,9 +20,7 @@ def summary(
         int | None, typer.Option(help="Shared neurons: among how many of each prompt's top. Default: all kept.")
     ] = None,
     share: Annotated[float, typer.Option(help="Shared neurons: in more than this share of a type's prompts.")] = 0.5,
-    json: Annotated[
-        str | None, typer.Option(metavar="FILE", help='Write everything as JSON; "-" prints it instead.')
-    ] = None,
+    json: JsonOption = None,
 ) -> None:
     """Summarise a sweep by type of prompt: layers, heads, where neurons are, and which are shared.
 

@@ -1,25 +1,20 @@
 """What the commands share: refusing bad input in one line, loading a model, checking files before any work."""
 
 import contextlib
-import enum
 import logging
 import sys
 from collections.abc import Callable, Generator
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
 
 from tl_neuron_attr.serialise import writable
 
+if TYPE_CHECKING:
+    from tl_neuron_attr.cli_options import Backend
+
 PROGRAM = "tl-neuron-attr"
-
-
-class Backend(str, enum.Enum):
-    """Which of TransformerLens's model classes."""
-
-    bridge = "bridge"
-    hooked = "hooked"
 
 
 def load(name: str | None, backend: Literal["bridge", "hooked"] | None, device: str | None = None) -> Any:
@@ -47,7 +42,7 @@ def _no_word_of_retries() -> Generator[None, None, None]:
         log.setLevel(level)
 
 
-def announced(model: str | None, backend: Backend | None, device: str | None = None) -> Any:
+def announced(model: str | None, backend: "Backend | None", device: str | None = None) -> Any:
     """:func:`load`, saying on standard error that it goes on; whatever libraries print goes there too.
 
     ``device`` is where the embedded model goes; TransformerLens chooses it for the others.

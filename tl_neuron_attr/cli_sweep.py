@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tl_neuron_attr.cli_explain import Convention
-from tl_neuron_attr.cli_support import PROGRAM, Backend, announced, check_writable, deliver, fail, warn
+from tl_neuron_attr.cli_options import BackendOption, Convention, ConventionOption, JsonOption, ModelOption
+from tl_neuron_attr.cli_support import PROGRAM, announced, check_writable, deliver, fail, warn
 
 if TYPE_CHECKING:
     from tl_neuron_attr.sweep import SweepOutcome
@@ -31,25 +31,16 @@ def sweep(
     k: Annotated[int, typer.Option(help="How many neurons of each kind.")] = 300,
     query: Annotated[bool, typer.Option(help="Whether to rank query neurons too.")] = False,
     batch_size: Annotated[int, typer.Option(help="How many prompts to run at once; may change on the way.")] = 16,
-    model: Annotated[
-        str | None,
-        typer.Option(help="A model that TransformerLens knows, such as gpt2. Default: the embedded SmolLM2."),
-    ] = None,
-    convention: Annotated[
-        Convention, typer.Option(help="exact: scores sum to the log-probability. paper: as published.")
-    ] = Convention.exact,
+    model: ModelOption = None,
+    convention: ConventionOption = Convention.exact,
     leading_space: Annotated[bool, typer.Option(help="Whether answers without a space before them get one.")] = True,
     part_size: Annotated[int, typer.Option(help="How many prompts a file, so how many a kill can cost.")] = 64,
     memory_budget: Annotated[int, typer.Option(metavar="MIB", help="For a batch's activations and products.")] = 1024,
-    json: Annotated[
-        str | None, typer.Option(metavar="FILE", help='Write the outcome as JSON; "-" prints it instead.')
-    ] = None,
+    json: JsonOption = None,
     progress: Annotated[
         bool, typer.Option(help="Whether to show progress, on standard error if that is a terminal.")
     ] = True,
-    backend: Annotated[
-        Backend | None, typer.Option(help="The TransformerLens class. Default: what its release prefers.")
-    ] = None,
+    backend: BackendOption = None,
 ) -> None:
     """Attribute a file of prompts: predictions, layers, heads, and neurons, as Parquet files in a folder.
 

@@ -66,7 +66,8 @@ def _others(total: int, taken: Collection[int], n: int, what: str, generator: to
     if free < n:
         raise ValueError(
             f"controls draw as many neurons from each layer as the set has there, none of the set: {n} are wanted "
-            f"from the {what}, but only {free} of its {total} are not in the set; use controls=0 or a smaller set"
+            f"from the {what}, but only {free} of its {total} are not in the set; ask for fewer neurons or no "
+            f"controls"
         )
     order = integers(torch.randperm(total, generator=generator))
     return [place for place in order if place not in taken][:n]
