@@ -145,7 +145,7 @@ def test_explain_prints_what_the_library_finds(demo):
     for head, score in na.head_scores(trace).top(3):
         assert f"{head!s:<5}   {score:.3f}" in text
     for kind in ("mlp", "attn"):
-        neurons = na.value_neurons(trace, kind, k=3)
+        neurons = na.value_neurons(trace, kind, k=30).top(3)  # query neurons are those of thirty
         promoted = na.promoted_tokens(trace, neurons, k=5)
         lines = text.splitlines()
         for neuron, up, down in zip(neurons, promoted.up, promoted.down, strict=True):

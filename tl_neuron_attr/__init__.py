@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from tl_neuron_attr.neurons import (
         MLPNeuron as MLPNeuron,
     )
+    from tl_neuron_attr.positions import position_scores as position_scores
+    from tl_neuron_attr.positions import source_scores as source_scores
     from tl_neuron_attr.prompt_files import BadLine as BadLine
     from tl_neuron_attr.prompt_files import KnowledgePrompt as KnowledgePrompt
     from tl_neuron_attr.prompt_files import read_prompts as read_prompts
@@ -117,12 +119,6 @@ if TYPE_CHECKING:
     )
     from tl_neuron_attr.value import (
         layer_scores as layer_scores,
-    )
-    from tl_neuron_attr.value import (
-        position_scores as position_scores,
-    )
-    from tl_neuron_attr.value import (
-        source_scores as source_scores,
     )
     from tl_neuron_attr.value import (
         value_neurons as value_neurons,
@@ -202,7 +198,7 @@ _HOME = {
     "methods_table": "methods",
     "neuron_sums": "analysis",
     "overlap": "sharing",
-    "position_scores": "value",
+    "position_scores": "positions",
     "promoted_tokens": "vocab",
     "query_layers": "query",
     "query_neurons": "query",
@@ -211,7 +207,7 @@ _HOME = {
     "required_hooks": "trace",
     "resample": "recording",
     "shared_neurons": "shared",
-    "source_scores": "value",
+    "source_scores": "positions",
     "sweep": "sweep",
     "through_head": "vocab",
     "top_heads": "shared",

@@ -16,8 +16,9 @@ from tl_neuron_attr import serialise
 from tl_neuron_attr.query import query_neurons
 from tl_neuron_attr.ranking import Provenance, RankedNeurons, check_count, floats, integers
 from tl_neuron_attr.results import HeadScores, LayerScores
+from tl_neuron_attr.together import value_neurons_of
 from tl_neuron_attr.trace import Trace, trace
-from tl_neuron_attr.value import head_scores, layer_scores, value_neurons
+from tl_neuron_attr.value import head_scores, layer_scores
 from tl_neuron_attr.vocab import PromotedTokens, promoted_tokens
 
 SCHEMA = "tl_neuron_attr.explanation"
@@ -48,11 +49,10 @@ class Rankings:
     @staticmethod
     def of(traced: Trace, k: int) -> "Rankings":
         """The top ``k`` of each."""
-        attn = value_neurons(traced, "attn", k=k)
-        queried = attn.top(N_QUERIED) if k >= N_QUERIED else value_neurons(traced, "attn", k=N_QUERIED)
-        return Rankings(
-            mlp=value_neurons(traced, "mlp", k=k), attn=attn, query=query_neurons(traced, queried, "mlp", k=k)
-        )
+        check_count("k", k)
+        mlp, attn = value_neurons_of([traced], ["mlp", "attn"], max(k, N_QUERIED))
+        query = query_neurons(traced, attn.top(N_QUERIED), "mlp", k=k)
+        return Rankings(mlp.top(k), attn.top(k), query)
 
     def top(self, k: int) -> "Rankings":
         """The first ``k`` of each (all where there are fewer)."""

@@ -135,24 +135,17 @@ class PartRunner:
     def _result(self, traces: Sequence[Trace]) -> list["Result"]:
         wanted = self._wanted
         budget = max(wanted.memory_budget // 2, 2**20)
-        n_attn = max(wanted.k, N_QUERIED) if wanted.query else wanted.k
-        mlp, attn = _ranked(traces, wanted.k, n_attn, budget)
+        depth = max(wanted.k, N_QUERIED) if wanted.query else wanted.k
+        ranked = value_neurons_of(traces, ["mlp", "attn"], depth, memory_budget=budget)
         found: list[Result] = []
-        for trace, of_mlp, of_attn in zip(traces, mlp, attn, strict=True):
+        for trace, of_mlp, of_attn in zip(traces, ranked[::2], ranked[1::2], strict=True):
             query, warning = _queried(trace, of_attn, wanted.k, budget) if wanted.query else (None, None)
             layers, heads = layer_scores(trace, memory_budget=budget), head_scores(trace, memory_budget=budget)
             scores = [floats(layers.attn), floats(layers.mlp)], [floats(row) for row in heads.scores]
-            found.append(Result(trace_row(trace), of_mlp, of_attn.top(wanted.k), query, *scores, warning))
+            found.append(
+                Result(trace_row(trace), of_mlp.top(wanted.k), of_attn.top(wanted.k), query, *scores, warning)
+            )
         return found
-
-
-def _ranked(
-    traces: Sequence[Trace], n_mlp: int, n_attn: int, budget: int
-) -> tuple[list[RankedNeurons], list[RankedNeurons]]:
-    """The top MLP and attention neurons of each trace."""
-    mlp = value_neurons_of(traces, "mlp", n_mlp, memory_budget=budget)
-    attn = value_neurons_of(traces, "attn", n_attn, memory_budget=budget)
-    return mlp, attn
 
 
 def _queried(trace: Trace, attn: RankedNeurons, k: int, budget: int) -> tuple[RankedNeurons, str | None]:

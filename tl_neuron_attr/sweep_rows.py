@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 
+from tl_neuron_attr.outcomes import Outcomes
 from tl_neuron_attr.ranking import RankedNeurons
 from tl_neuron_attr.sweep_plan import Entry
 from tl_neuron_attr.sweep_schema import TABLES
@@ -38,9 +39,8 @@ class Result:
 
 def trace_row(trace: Trace) -> dict[str, Any]:
     """What a trace itself says, by column of ``prompts``."""
-    log_probs, target = trace.log_probs, trace.target
-    best = log_probs[list(target.positive)].max()
-    predicted = int(log_probs.argmax())
+    outcome, target = Outcomes.before([trace]), trace.target
+    predicted = int(outcome.top_token[0])
     return {
         "tokens": trace.tokens.tolist(),
         "str_tokens": list(trace.str_tokens),
@@ -48,10 +48,10 @@ def trace_row(trace: Trace) -> dict[str, Any]:
         "target": target.label,
         "target_ids": list(target.token_ids),
         "target_log_prob": trace.target_log_prob,
-        "target_rank": 1 + int((log_probs > best).sum()),
+        "target_rank": int(outcome.rank[0]),
         "predicted": trace.vocabulary.text(predicted),
         "predicted_id": predicted,
-        "predicted_log_prob": float(log_probs[predicted]),
+        "predicted_log_prob": float(trace.log_probs[predicted]),
     }
 
 

@@ -15,10 +15,10 @@ from tl_neuron_attr.curves import AblationCurve, ablation_curve
 from tl_neuron_attr.explanation import Explanation, Rankings, TokenPrediction, gather, predicted_as
 from tl_neuron_attr.links import links
 from tl_neuron_attr.neurons import Head
+from tl_neuron_attr.positions import source_scores, sources_of
 from tl_neuron_attr.ranking import RankedNeurons
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
 from tl_neuron_attr.trace import Trace
-from tl_neuron_attr.value import source_scores, sources_of
 
 if TYPE_CHECKING:
     import pandas  # pyright: ignore[reportMissingTypeStubs]
