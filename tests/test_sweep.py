@@ -223,7 +223,7 @@ def test_a_prompt_that_fails_on_the_way_costs_itself_only(
 def test_what_memory_does_not_hold_at_once_runs_alone(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rank = sweep_parts.value_neurons_of
+    rank = sweep_parts.overviews
     prompts = [line["prompt"] for line in LINES]
 
     def small(traces: Any, *rest: Any, **options: Any) -> Any:
@@ -231,7 +231,7 @@ def test_what_memory_does_not_hold_at_once_runs_alone(
             raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return rank(traces, *rest, **options)
 
-    monkeypatch.setattr(sweep_parts, "value_neurons_of", small)
+    monkeypatch.setattr(sweep_parts, "overviews", small)
     done = swept(model, prompts, tmp_path / "out")
     assert [(error.prompt, error.kind) for error in done.errors] == [(3, "memory")]
     assert na.load_sweep(tmp_path / "out").prompts()["prompt"].tolist() == [0, 1, 2, *range(4, 11)]
@@ -248,9 +248,9 @@ def test_what_is_no_prompts_fault_ends_the_run_and_the_next_goes_on(
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return rank(traces, *rest, **options)
 
-    rank = sweep_parts.value_neurons_of
+    rank = sweep_parts.overviews
     with monkeypatch.context() as patch:
-        patch.setattr(sweep_parts, "value_neurons_of", broken)
+        patch.setattr(sweep_parts, "overviews", broken)
         with pytest.raises(RuntimeError, match="illegal memory access"):
             swept(model, prompts, tmp_path / "out", batch_size=1)
     done = swept(model, prompts, tmp_path / "out", batch_size=3)

@@ -102,16 +102,16 @@ def test_as_many_together_as_the_budget_holds() -> None:
     asked = [na.trace(model, prompt, 7) for prompt in PROMPTS]
     sizes: list[int] = []
 
-    def counted(questions: Any) -> Any:
+    def counted(questions: Any, bases: Any) -> Any:
         sizes.append(len(questions))
-        return whole(questions)
+        return whole(questions, bases)
 
-    whole = together._in_step
-    with mock.patch.object(together, "_in_step", counted), mock.patch.object(together, "_bytes", lambda q: 100):
+    whole = together.found_at
+    with mock.patch.object(together, "found_at", counted), mock.patch.object(together, "_bytes", lambda q: 100):
         value_neurons_of(asked, "mlp", k=3, memory_budget=2**20)
         assert sizes == [4]
         sizes.clear()
-        with mock.patch.object(together, "_bytes", lambda q: 2**17):
+        with mock.patch.object(together, "_bytes", lambda q: 2**18):
             value_neurons_of(asked, "mlp", k=3, memory_budget=2**20)
         assert sizes == [2, 2]
         sizes.clear()

@@ -6,7 +6,7 @@ With ``z`` the logits before a cap and ``p`` the probabilities, everything that 
 
 a number or a ``d_model`` vector each. ``<e, N(w)>`` is the rate at which the expected logit changes along ``w``, and
 ``a <g_b, N(w)>`` bounds the score of ``a w`` for a token ``b`` from above (:mod:`tl_neuron_attr.scoring`). ``z`` and
-``p`` themselves are kept where they fit a quarter of the budget; else their blocks are computed anew when asked for.
+``p`` themselves are kept where they fit half of the budget; else their blocks are computed anew when asked for.
 
 :class:`Reading` is what does not depend on the target; bases of many prompts share one, so that they are read out by
 one product with the vocabulary. :class:`Bases` are one prompt's part of it, under its own target.
@@ -41,7 +41,7 @@ class Reading:
     def of(readout: Readout, inputs: Float[Tensor, "base d_model"]) -> "Reading":
         """Read out inputs of the unembedding."""
         cap = readout.cap
-        fits = Reading.kept_bytes(readout, len(inputs)) <= readout.memory_budget // 4
+        fits = Reading.kept_bytes(readout, len(inputs)) <= readout.memory_budget // 2
         z = readout.read(inputs) if fits else None
         log_z = inputs.new_full((len(inputs),), -torch.inf)
         for block in readout.blocks(len(inputs)):

@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tl_neuron_attr.cached import CachedRun
+from tl_neuron_attr.checks import check_traces
 from tl_neuron_attr.model_view import ModelView
 from tl_neuron_attr.prompts import Request, requests
 from tl_neuron_attr.rows import Rows, difference, in_order
@@ -97,10 +98,14 @@ def rows_of(view: ModelView, vocabulary: Tokens, convention: Convention) -> Rows
     def together(rows: Sequence[Request]) -> list[Trace]:
         tokens = torch.stack([row.tokens for row in rows])
         runs = CachedRun.forward_rows(view, tokens, [row.dest for row in rows])
-        return [built(row, run) for row, run in zip(rows, runs, strict=True)]
+        made = [built(row, run) for row, run in zip(rows, runs, strict=True)]
+        check_traces(made)
+        return made
 
     def alone(row: Request) -> Trace:
-        return built(row, CachedRun.forward(view, row.tokens, [row.dest]))
+        made = built(row, CachedRun.forward(view, row.tokens, [row.dest]))
+        check_traces([made])
+        return made
 
     return Rows(view, together, alone, _difference)
 

@@ -30,12 +30,12 @@ def sweep(
     out: Annotated[str, typer.Option(metavar="DIR", help="The folder for the results: new, or of this same sweep.")],
     k: Annotated[int, typer.Option(help="How many neurons of each kind.")] = 300,
     query: Annotated[bool, typer.Option(help="Whether to rank query neurons too.")] = False,
-    batch_size: Annotated[int, typer.Option(help="How many prompts to run at once; may change on the way.")] = 16,
+    batch_size: Annotated[int, typer.Option(help="How many prompts to run at once; 1 shares nothing.")] = 16,
     model: ModelOption = None,
     convention: ConventionOption = Convention.exact,
     leading_space: Annotated[bool, typer.Option(help="Whether answers without a space before them get one.")] = True,
     part_size: Annotated[int, typer.Option(help="How many prompts a file, so how many a kill can cost.")] = 64,
-    memory_budget: Annotated[int, typer.Option(metavar="MIB", help="For a batch's activations and products.")] = 1024,
+    memory_budget: Annotated[int, typer.Option(metavar="MIB", help="For activations and products.")] = 2048,
     json: JsonOption = None,
     progress: Annotated[
         bool, typer.Option(help="Whether to show progress, on standard error if that is a terminal.")

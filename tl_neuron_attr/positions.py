@@ -16,7 +16,7 @@ from tl_neuron_attr.bases import Bases
 from tl_neuron_attr.neurons import Head
 from tl_neuron_attr.numbering import chosen_layers
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
-from tl_neuron_attr.scoring import changes
+from tl_neuron_attr.scoring import Vectors, changes_together
 from tl_neuron_attr.writes import position_vectors, source_vectors, stream_before
 
 if TYPE_CHECKING:
@@ -90,11 +90,32 @@ def added_to_stream(
     """Scores of vectors added to the stream before each of ``layers``; one tensor of vectors for each layer."""
     device = readout.W_U.device
     bases = Bases.of(readout, torch.stack([stream_before(trace, layer).to(device) for layer in layers]))
-    base_of = torch.cat([torch.full((len(v),), i, device=device) for i, v in enumerate(added_by)])
-    vectors = readout.direction(torch.cat([v.to(device) for v in added_by]))
+    return list(added_at([bases], [added_by])[0].split([len(v) for v in added_by]))
+
+
+def added_at(
+    bases: Sequence[Bases], added_by: Sequence[Sequence[Float[Tensor, "_ d_model"]]]
+) -> list[Float[Tensor, " vector"]]:
+    """Scores of vectors added to the bases of several prompts; one tensor of vectors for each base of each prompt.
+
+    The prompts' bases are of one reading.
+    """
+    readout, device = bases[0].readout, bases[0].readout.W_U.device
+    each = [torch.cat([v.to(device) for v in own]) for own in added_by]
+    vectors = torch.cat([own.readout.direction(moved) for own, moved in zip(bases, each, strict=True)])
+    counts = [torch.tensor([len(v) for v in own]) for own in added_by]
+    base_of = torch.cat([torch.arange(len(count)).repeat_interleave(count) for count in counts])
+    prompt = torch.arange(len(bases)).repeat_interleave(torch.tensor([len(moved) for moved in each]))
     scores: list[Tensor] = []
-    for chunk in torch.arange(len(vectors), device=device).split(readout.directions_at_once()):
-        ones = vectors.new_ones(len(chunk))
-        own = torch.arange(len(chunk), device=device)
-        scores.append(changes(bases, base_of[chunk], vectors[chunk], own, ones))
-    return list(torch.cat(scores).split([len(v) for v in added_by]))
+    for chunk in torch.arange(len(vectors)).split(readout.directions_at_once()):
+        whole = torch.arange(len(chunk), device=device)
+        asked, sizes = torch.unique_consecutive(prompt[chunk], return_counts=True)
+        parts = zip(
+            asked.tolist(), whole.split(sizes.tolist()), base_of[chunk].to(device).split(sizes.tolist()), strict=True
+        )
+        own = [
+            Vectors(bases[i], at, direction, torch.arange(len(at), device=device), vectors.new_ones(len(at)))
+            for i, direction, at in parts
+        ]
+        scores += changes_together(vectors[chunk[0] : chunk[-1] + 1], own)
+    return list(torch.cat(scores).split([len(moved) for moved in each]))

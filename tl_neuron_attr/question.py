@@ -34,18 +34,19 @@ class Pool(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """The ``k`` best neurons of ``layers`` (checked and sorted) of one trace."""
+    """The ``k`` best neurons of ``layers`` (checked and sorted) of one trace; ``given`` is its readout if made."""
 
     trace: "Trace"
     kind: Kind
     layers: list[int]
     k: int
     memory_budget: int = DEFAULT_MEMORY_BUDGET
+    given: Readout | None = None
 
     @cached_property
     def readout(self) -> Readout:
         """The frozen readout of the trace."""
-        return Readout.of(self.trace, memory_budget=self.memory_budget)
+        return self.given or Readout.of(self.trace, memory_budget=self.memory_budget)
 
     @cached_property
     def numbering(self) -> Numbering:

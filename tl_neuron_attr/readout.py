@@ -11,7 +11,7 @@ where ``b`` (norm bias through the unembedding, and ``b_U``) is kept under ``"ex
 added to them in :mod:`tl_neuron_attr.scoring`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tl_neuron_attr.logits import Cap
 from tl_neuron_attr.norms import Norm
-from tl_neuron_attr.products import matmul, slices
+from tl_neuron_attr.products import matmul, product_of_few, slices
 from tl_neuron_attr.targets import ResolvedTarget
 
 if TYPE_CHECKING:
@@ -49,14 +49,26 @@ class Readout:
     @staticmethod
     def of(trace: "Trace", *, convention: str | None = None, memory_budget: int = DEFAULT_MEMORY_BUDGET) -> "Readout":
         """The readout of a trace under its convention; raises :class:`ValueError` for a budget below one MiB."""
+        return Readout.of_each([trace], convention=convention, memory_budget=memory_budget)[0]
+
+    @staticmethod
+    def of_each(
+        traces: "Sequence[Trace]", *, convention: str | None = None, memory_budget: int = DEFAULT_MEMORY_BUDGET
+    ) -> "list[Readout]":
+        """:meth:`of` of each trace; that its model is still the same is looked at once for each model."""
         if memory_budget < 2**20:
             raise ValueError(f"memory_budget={memory_budget} bytes: give at least one MiB (2**20)")
+        for view in {id(trace.view): trace.view for trace in traces}.values():
+            view.check_unchanged()
+        return [Readout._made(trace, convention or trace.convention, memory_budget) for trace in traces]
+
+    @staticmethod
+    def _made(trace: "Trace", convention: str, memory_budget: int) -> "Readout":
         view = trace.view
-        view.check_unchanged()
         norm, W_U, dtype, logits = view.final_norm, view.W_U, view.compute_dtype, view.logit_map
         final = trace.resid_final.to(W_U.device, dtype)
         constant: Tensor | None = None
-        if (convention or trace.convention) == "exact":
+        if convention == "exact":
             constant = None if view.b_U is None else view.b_U.to(W_U.device, dtype)
             if norm.bias is not None:
                 through = matmul(norm.bias.to(W_U.device, dtype)[None], W_U, memory_budget)[0]
@@ -96,13 +108,14 @@ class Readout:
         """The logits, capped where the model caps them."""
         return self.capped(self.uncapped(x))
 
-    def logits_of_one(self, x: Float[Tensor, " d_model"]) -> Float[Tensor, " d_vocab"]:
-        """:meth:`logits` of one vector, in one reading of the unembedding; rounded otherwise than among others."""
-        inputs = self.direction(x)
-        step = self.memory_budget // (8 * self.itemsize * len(inputs)) if self.W_U.dtype != self.dtype else 2**30
+    def logits_of_few(self, inputs: Float[Tensor, "vector d_model"]) -> Float[Tensor, "vector d_vocab"]:
+        """The logits of what is behind the norm, in one reading of the unembedding; rounded otherwise than others."""
+        step = (
+            self.memory_budget // (8 * self.itemsize * self.W_U.shape[0]) if self.W_U.dtype != self.dtype else 2**30
+        )
         blocks = slices(self.W_U.shape[1], step)
-        z = torch.cat([inputs @ self.W_U[:, block].to(self.dtype) for block in blocks])
-        return self.capped(z if self.constant is None else z + self.constant)
+        z = torch.cat([product_of_few(inputs, self.W_U[:, block].to(self.dtype)) for block in blocks], 1)
+        return self.capped(z if self.constant is None else z.add_(self.constant))
 
     def capped(self, z: Float[Tensor, "*logits"]) -> Float[Tensor, "*logits"]:
         """Logits of what they are before the cap, if there is one."""

@@ -21,9 +21,8 @@ from tqdm import tqdm
 from tl_neuron_attr import serialise
 from tl_neuron_attr.neurons import check_count
 from tl_neuron_attr.numbering import checked_layers
-from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
 from tl_neuron_attr.sweep_parts import PartRunner, Wanted
-from tl_neuron_attr.sweep_plan import PART_SIZE, Plan, plan_of, settings_of, versions
+from tl_neuron_attr.sweep_plan import MEMORY_BUDGET, PART_SIZE, Plan, plan_of, settings_of, versions
 from tl_neuron_attr.sweep_schema import SCHEMA_VERSION
 from tl_neuron_attr.sweep_store import SweepFolder
 from tl_neuron_attr.trace import Convention, prepare
@@ -92,7 +91,7 @@ def sweep(
     prepend_bos: bool | None = None,
     leading_space: bool = True,
     part_size: int = PART_SIZE,
-    memory_budget: int = DEFAULT_MEMORY_BUDGET,
+    memory_budget: int = MEMORY_BUDGET,
     progress: bool = True,
 ) -> SweepOutcome:
     """Attribute many prompts and keep everything in Parquet files under ``out``; call it again to go on.
@@ -110,12 +109,13 @@ def sweep(
         targets: for a list of prompts, one target for each; ``None`` is the model's own prediction.
         k: how many neurons of each kind.
         query: whether to rank query neurons too.
-        batch_size: how many prompts to run and rank at once, memory permitting. Not part of what must stay the same.
+        batch_size: how many prompts of one length to run at once; with more than 1, all of a part share the products
+            of their neurons with the vocabulary. Memory permitting, and not part of what must stay the same.
         convention: as for :func:`trace`.
         prepend_bos: as for :func:`trace`.
         leading_space: for a file, whether answers without a space before them get one, as for :func:`read_prompts`.
         part_size: how many prompts make a part, so how much work a kill can cost.
-        memory_budget: bytes for a batch's activations and products.
+        memory_budget: bytes for activations and products.
         progress: whether to show a progress bar on standard error; none is shown where that is not a terminal.
 
     Raises:

@@ -1,9 +1,10 @@
 """A part of a sweep: prompts -> rows of its tables, several prompts at once, one bad prompt costing itself only.
 
-Within a part, prompts of one length run in one forward pass (:mod:`tl_neuron_attr.rows`), and the neurons of as many
-traces as one batch has are ranked together, so that they share the products with the vocabulary. A batch takes fewer
-prompts where what is recorded of them would exceed half of the memory budget; the other half is for the products.
-Rows are in the prompts' order whatever the batches were.
+Within a part, prompts of one length run in one forward pass (:mod:`tl_neuron_attr.rows`), as many as a batch has, and
+the part's traces are scored together, so that they share their products with the vocabulary
+(:mod:`tl_neuron_attr.overview`). With a batch of one, nothing is shared. Of the memory budget, a forward pass takes
+half at most and the traces that are held a quarter, for which the rest is when they are scored; what does not fit is
+done in turns. Rows are in the prompts' order whatever the batches were.
 
 What is a prompt's own fault, and goes to its row as the reason:
 
@@ -27,6 +28,7 @@ from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.batching import rows_of, trace_bytes
 from tl_neuron_attr.errors import UnsupportedModelError
 from tl_neuron_attr.model_view import ModelView
+from tl_neuron_attr.overview import overviews
 from tl_neuron_attr.prompts import Request
 from tl_neuron_attr.query import query_neurons
 from tl_neuron_attr.ranking import RankedNeurons, floats
@@ -36,10 +38,8 @@ from tl_neuron_attr.sweep_plan import Entry
 from tl_neuron_attr.sweep_rows import Failure, Result, Rows, failed_rows, result_rows, tables, trace_row
 from tl_neuron_attr.sweep_schema import N_QUERIED
 from tl_neuron_attr.targets import TargetError, resolve_target
-from tl_neuron_attr.together import value_neurons_of
 from tl_neuron_attr.tokens import Tokens
 from tl_neuron_attr.trace import Convention, Trace
-from tl_neuron_attr.value import head_scores, layer_scores
 
 # How PyTorch says so of processors and accelerators, in every release.
 _OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
@@ -103,14 +103,14 @@ class PartRunner:
         """Results by number, a batch of them at a time."""
         held: list[Trace] = []
         numbers: list[int] = []
-        size = self._wanted.batch_size
+        alone, room = self._wanted.batch_size == 1, self._wanted.memory_budget // 4
         for request, trace in self._traces(requests):
             if isinstance(trace, Failure):
                 yield {request.index: trace}
                 continue
             held.append(trace)
             numbers.append(request.index)
-            if len(held) == size or sum(map(trace_bytes, held)) >= self._wanted.memory_budget // 4:
+            if alone or sum(map(trace_bytes, held)) >= room:
                 yield dict(zip(numbers, _each(held, self._result), strict=True))
                 held, numbers = [], []
         if held:
@@ -118,8 +118,11 @@ class PartRunner:
 
     def _traces(self, requests: Sequence[Request]) -> Iterator[tuple[Request, "Trace | Failure"]]:
         run = rows_of(self._view, self._vocabulary, self._wanted.convention)
-        for length in sorted({len(request.tokens) for request in requests}):
-            same = [request for request in requests if len(request.tokens) == length]
+        of_length: dict[int, list[Request]] = {}
+        for request in requests:
+            of_length.setdefault(len(request.tokens), []).append(request)
+        # The largest batches first: what they confirm need not be confirmed again for smaller ones.
+        for length, same in sorted(of_length.items(), key=lambda one: (-len(one[1]), one[0])):
             size = min(self._wanted.batch_size, self._fitting(length))
             for start in range(0, len(same), size):
                 batch = same[start : start + size]
@@ -134,17 +137,15 @@ class PartRunner:
 
     def _result(self, traces: Sequence[Trace]) -> list["Result"]:
         wanted = self._wanted
-        budget = max(wanted.memory_budget // 2, 2**20)
+        budget = max(3 * wanted.memory_budget // 4, 2**20)
         depth = max(wanted.k, N_QUERIED) if wanted.query else wanted.k
-        ranked = value_neurons_of(traces, ["mlp", "attn"], depth, memory_budget=budget)
         found: list[Result] = []
-        for trace, of_mlp, of_attn in zip(traces, ranked[::2], ranked[1::2], strict=True):
-            query, warning = _queried(trace, of_attn, wanted.k, budget) if wanted.query else (None, None)
-            layers, heads = layer_scores(trace, memory_budget=budget), head_scores(trace, memory_budget=budget)
-            scores = [floats(layers.attn), floats(layers.mlp)], [floats(row) for row in heads.scores]
-            found.append(
-                Result(trace_row(trace), of_mlp.top(wanted.k), of_attn.top(wanted.k), query, *scores, warning)
-            )
+        for trace, all_of in zip(traces, overviews(traces, depth, memory_budget=budget), strict=True):
+            query, warning = _queried(trace, all_of.attn, wanted.k, budget) if wanted.query else (None, None)
+            layers = [floats(all_of.layers.attn), floats(all_of.layers.mlp)]
+            heads = [floats(row) for row in all_of.heads.scores]
+            ranked = all_of.mlp.top(wanted.k), all_of.attn.top(wanted.k)
+            found.append(Result(trace_row(trace), *ranked, query, layers, heads, warning))
         return found
 
 
@@ -169,14 +170,15 @@ def _run(run: RunRows[Trace], rows: Sequence[Request]) -> list[Trace]:
 
 
 def _each(given: Sequence[_In], call: Callable[[Sequence[_In]], list[_Out]]) -> list[_Out | Failure]:
-    """``call`` of all of them at once; where that fails, of each alone, and what is its own fault in its place."""
+    """``call`` of all of them at once; where that fails, of each half; what is one's own fault is in its place."""
     try:
         return list(call(given))
     except (ValueError, RuntimeError, MemoryError) as error:
         fault = _own_fault(error)
         if len(given) == 1:
             return [fault]
-    return [one for each in given for one in _each([each], call)]
+    half = len(given) // 2
+    return [*_each(given[:half], call), *_each(given[half:], call)]
 
 
 def _own_fault(error: Exception) -> Failure:

@@ -25,6 +25,7 @@ from tl_neuron_attr.prompt_files import BadLine, KnowledgePrompt, read_lines
 from tl_neuron_attr.sweep_schema import N_QUERIED
 
 PART_SIZE = 64
+MEMORY_BUDGET = 2**31
 
 
 @dataclass(frozen=True)

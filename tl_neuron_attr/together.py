@@ -4,8 +4,8 @@ Each ranking is a search of its own (:mod:`tl_neuron_attr.search`), and the sear
 prompts, layers and kinds are read out by one product with the vocabulary, the bounds of a layer by one product with
 its rows, and what the searches want scored next is scored together, each direction multiplied with the vocabulary
 once (:mod:`tl_neuron_attr.joint`). One prompt is the case of one search. Prompts of one type share more than half of
-their top neurons' directions; how many prompts go together is limited by what their bases' probabilities take, a
-quarter of the memory budget.
+their top neurons' directions; how many prompts go together is limited by what their bases' probabilities take,
+half of the memory budget.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -22,7 +22,7 @@ from tl_neuron_attr.neurons import Kind, check_kind
 from tl_neuron_attr.numbering import chosen_layers
 from tl_neuron_attr.question import Question
 from tl_neuron_attr.ranking import check_count
-from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
+from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
 from tl_neuron_attr.results import RankedNeurons
 from tl_neuron_attr.search import Found, searching
 
@@ -55,9 +55,10 @@ def value_neurons_of(
     """
     chosen: list[Kind] = [check_kind(kinds)] if isinstance(kinds, str) else [check_kind(kind) for kind in kinds]
     count = check_count("k", k)
+    readouts = Readout.of_each(traces, memory_budget=memory_budget)
     questions = [
-        Question(trace, kind, chosen_layers(trace, kind, layers), count, memory_budget)
-        for trace in traces
+        Question(trace, kind, chosen_layers(trace, kind, layers), count, memory_budget, readout)
+        for trace, readout in zip(traces, readouts, strict=True)
         for kind in chosen
     ]
     found = found_together(questions)
@@ -81,14 +82,16 @@ def ranking(question: Question, found: Found, method: str) -> RankedNeurons:
 def found_together(questions: Sequence[Question]) -> list[Found]:
     """The best by log-probability increase, for each question."""
     found: dict[int, Found] = {}
-    for group in _groups(questions):
-        found.update(zip(group, _in_step([questions[i] for i in group]), strict=True))
+    for group in groups([[question] for question in questions]):
+        asked = [questions[i] for i in group]
+        vectors = [base_vectors(q.trace, q.readout, q.kind, q.layers) for q in asked]
+        found.update(zip(group, found_at(asked, Bases.of_each([q.readout for q in asked], vectors)), strict=True))
     return [found[i] for i in range(len(questions))]
 
 
-def _in_step(questions: Sequence[Question]) -> list[Found]:
-    """Answers to questions about one model whose bases fit the budget together."""
-    pools = _pools(questions)
+def found_at(questions: Sequence[Question], bases: Sequence[Bases]) -> list[Found]:
+    """Answers to questions whose bases, of one reading, fit the budget together."""
+    pools = _pools(questions, bases)
     budget = questions[0].memory_budget // len(questions)
     searches = [_search(question, pool, budget) for question, pool in zip(questions, pools, strict=True)]
     wanted = {i: next(search) for i, search in enumerate(searches)}
@@ -109,15 +112,9 @@ def _search(question: Question, pool: Candidates, budget: int) -> Generator[Tens
     return searching(question.numbering.sizes, pool.bound, question.k, at_once=at_once, memory_budget=budget)
 
 
-def _pools(questions: Sequence[Question]) -> list[Candidates]:
-    readouts = [question.readout for question in questions]
-    vectors = [base_vectors(q.trace, q.readout, q.kind, q.layers) for q in questions]
-    all_bases = Bases.of_each(readouts, vectors)
-    pools = [
-        Candidates(question.trace, readout, question.kind, question.layers, bases)
-        for question, readout, bases in zip(questions, readouts, all_bases, strict=True)
-    ]
-    if len(pools) > 1 and readouts[0].cap is None:
+def _pools(questions: Sequence[Question], bases: Sequence[Bases]) -> list[Candidates]:
+    pools = [Candidates(q.trace, q.readout, q.kind, q.layers, own) for q, own in zip(questions, bases, strict=True)]
+    if len(pools) > 1 and pools[0].readout.cap is None:
         for alike in _alike(pools):
             _read_together(alike)
     return pools
@@ -143,13 +140,17 @@ def _read_together(pools: Sequence[Candidates]) -> None:
             pool.given(index, own)
 
 
-def _groups(questions: Sequence[Question]) -> Iterator[list[int]]:
-    """Places of questions that share a model and convention, as many at a time as fit the budget."""
+def groups(items: Sequence[Sequence[Question]]) -> Iterator[list[int]]:
+    """Places of items that share a model and convention, as many at a time as fit the budget.
+
+    An item is one trace's questions, which are answered in the same group.
+    """
     alike: dict[tuple[int, str], list[int]] = {}
-    for i, question in enumerate(questions):
-        alike.setdefault((id(question.trace.model), question.trace.convention), []).append(i)
+    for i, (first, *_) in enumerate(items):
+        alike.setdefault((id(first.trace.model), first.trace.convention), []).append(i)
     for places in alike.values():
-        taken = [0, *_cuts([_bytes(questions[i]) for i in places], questions[places[0]].memory_budget // 4)]
+        budget = items[places[0]][0].memory_budget
+        taken = [0, *_cuts([sum(map(_bytes, items[i])) for i in places], budget // 2)]
         yield from (places[start:end] for start, end in pairwise(taken))
 
 

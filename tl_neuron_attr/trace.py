@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.cached import CachedRun, read_cache
-from tl_neuron_attr.checks import check_trace
+from tl_neuron_attr.checks import check_traces
 from tl_neuron_attr.model_view import ModelView
 from tl_neuron_attr.results import Provenance
 from tl_neuron_attr.targets import ResolvedTarget, Target, resolve_target, single
@@ -137,7 +137,9 @@ def trace(
     dest = predicting_position(position, len(tokens))
     resolved = resolve_target(target, vocabulary)
     run = CachedRun.forward(view, tokens, [dest]) if cache is None else read_cache(view, cache, tokens, [dest])
-    return build(view, vocabulary, prompt, tokens, dest, resolved, convention, run)
+    made = build(view, vocabulary, prompt, tokens, dest, resolved, convention, run)
+    check_traces([made])
+    return made
 
 
 @without_autocast
@@ -173,10 +175,12 @@ def trace_continuation(
     run = CachedRun.forward(view, tokens, dests)
     pieces = [vocabulary.text(token) for token in answer.tolist()]
     read = ["".join([prompt, *pieces[:i]]) if isinstance(prompt, str) else prompt for i in range(len(pieces))]
-    return [
+    made = [
         build(view, vocabulary, text, tokens[: dest + 1], dest, target, convention, run)
         for text, dest, target in zip(read, dests, targets, strict=True)
     ]
+    check_traces(made)
+    return made
 
 
 def required_hooks(model: Any) -> list[str]:
@@ -221,9 +225,12 @@ def build(
     convention: Convention,
     run: CachedRun,
 ) -> Trace:
-    """The trace of one prompt cut from a run, checked; ``target`` ``None`` is the run's own top prediction."""
+    """The trace of one prompt cut from a run; ``target`` ``None`` is the run's own top prediction.
+
+    Nothing may be computed from it before :func:`~tl_neuron_attr.checks.check_traces` has passed it.
+    """
     log_probs = torch.log_softmax(run.logits[dest].to(view.compute_dtype), -1)
-    made = Trace(
+    return Trace(
         view=view,
         vocabulary=vocabulary,
         prompt=prompt if isinstance(prompt, str) else None,
@@ -235,5 +242,3 @@ def build(
         resid_final=run.resid_final[dest],
         **run.until(dest),
     )
-    check_trace(made)
-    return made

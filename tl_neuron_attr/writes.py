@@ -79,14 +79,21 @@ def added(trace: "Trace", kind: Kind, layer: int, pos: Int[Tensor, " pos"] | Non
 
 def output(trace: "Trace", kind: Kind, layer: int, pos: Int[Tensor, " pos"]) -> Float[Tensor, "pos d_model"]:
     """What a sublayer hands on, output bias included, before any norm or multiplier behind it."""
-    block, dtype = trace.view.block(layer), trace.view.compute_dtype
-    if kind == "attn":
-        z, bias = trace.z[layer], block.b_O
-        rows = directions(trace, kind, layer).to(z.device, dtype)
-        made = z[pos.to(z.device)].to(dtype).flatten(1) @ rows
-    else:
-        acts, bias = _post(trace, layer), block.b_out
-        made = acts[pos.to(acts.device)].to(dtype) @ trace.view.W_out(layer).to(acts.device, dtype)
+    acts = trace.z[layer] if kind == "attn" else _post(trace, layer)
+    return _through(trace, kind, layer, acts[pos.to(acts.device)])
+
+
+def handed_on(traces: "Sequence[Trace]", kind: Kind, layer: int) -> Float[Tensor, "trace d_model"]:
+    """:func:`output` of several traces of one model, each at its predicting position."""
+    acts = [(trace.z[layer] if kind == "attn" else _post(trace, layer))[trace.position] for trace in traces]
+    return _through(traces[0], kind, layer, torch.stack(acts))
+
+
+def _through(trace: "Trace", kind: Kind, layer: int, acts: Float[Tensor, "row ..."]) -> Float[Tensor, "row d_model"]:
+    """Heads' or neurons' activations through a sublayer's output map."""
+    block, own = trace.view.block(layer), acts.to(trace.view.compute_dtype).flatten(1)
+    made = own @ directions(trace, kind, layer).to(own)
+    bias = block.b_O if kind == "attn" else block.b_out
     return made if bias is None else made + bias.to(made)
 
 
