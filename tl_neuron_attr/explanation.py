@@ -6,19 +6,18 @@ from 1: the rank of a token is one more than the number of tokens with a higher 
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from tl_neuron_attr import serialise
+from tl_neuron_attr.overview import overviews
 from tl_neuron_attr.query import query_neurons
 from tl_neuron_attr.ranking import Provenance, RankedNeurons, check_count, floats, integers
 from tl_neuron_attr.results import HeadScores, LayerScores
-from tl_neuron_attr.together import value_neurons_of
 from tl_neuron_attr.trace import Trace, trace
-from tl_neuron_attr.value import head_scores, layer_scores
 from tl_neuron_attr.vocab import PromotedTokens, promoted_tokens
 
 SCHEMA = "tl_neuron_attr.explanation"
@@ -40,23 +39,25 @@ class TokenPrediction:
 
 @dataclass(frozen=True, slots=True)
 class Rankings:
-    """The strongest value neurons of both kinds, and the MLP neurons that activate the top attention ones."""
+    """Layers, heads, the top value neurons of both kinds, and the MLP neurons that activate the attention ones."""
 
+    layers: LayerScores
+    heads: HeadScores
     mlp: RankedNeurons
     attn: RankedNeurons
     query: RankedNeurons
 
     @staticmethod
     def of(traced: Trace, k: int) -> "Rankings":
-        """The top ``k`` of each."""
+        """The top ``k`` neurons of each."""
         check_count("k", k)
-        mlp, attn = value_neurons_of([traced], ["mlp", "attn"], max(k, N_QUERIED))
-        query = query_neurons(traced, attn.top(N_QUERIED), "mlp", k=k)
-        return Rankings(mlp.top(k), attn.top(k), query)
+        [all_of] = overviews([traced], max(k, N_QUERIED))
+        query = query_neurons(traced, all_of.attn.top(N_QUERIED), "mlp", k=k)
+        return Rankings(all_of.layers, all_of.heads, all_of.mlp.top(k), all_of.attn.top(k), query)
 
     def top(self, k: int) -> "Rankings":
-        """The first ``k`` of each (all where there are fewer)."""
-        return Rankings(self.mlp.top(k), self.attn.top(k), self.query.top(k))
+        """The first ``k`` neurons of each (all where there are fewer)."""
+        return replace(self, mlp=self.mlp.top(k), attn=self.attn.top(k), query=self.query.top(k))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,8 +138,8 @@ def gather(traced: Trace, *, k: int = 10, n_tokens: int = 5, ranked: Rankings | 
         d_vocab=len(traced.log_probs),
         target=predicted_as(traced, traced.target.positive[0]),
         predicted=tuple(predicted_as(traced, token) for token in best),
-        layers=layer_scores(traced),
-        heads=head_scores(traced),
+        layers=top.layers,
+        heads=top.heads,
         mlp=top.mlp,
         attn=top.attn,
         mlp_tokens=promoted_tokens(traced, top.mlp, k=n_tokens),
