@@ -13,11 +13,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-# The first round scores the k best bounds and an eighth more, which is mostly all that is needed: a round more costs
-# another reading of the vocabulary. Then candidates are scored this many at a time, then twice as many, and so on:
+# The first round scores the k best bounds and so many more, which is mostly all that is needed, whatever k is (on the
+# embedded model 1 to 18 more): a round more costs another reading of the vocabulary. Then candidates are scored this many at a time, then twice as many, and so on:
 # few at first, since the threshold rises most then, and many where bounds are loose: large products are efficient.
 _CHUNK = 64
-_BEYOND = 8
+_BEYOND = 16
 _SCAN_LIMIT = 8192
 # Bounds whose maximum is taken before the highest are looked for.
 _RUN = 64
@@ -68,7 +68,7 @@ def searching(
     kept = 4 * sum(sizes) <= memory_budget // 4
     pool = _Kept(sizes, bound) if kept else _Passing(sizes, bound)
     numbers, scores = torch.empty(0, dtype=torch.int64), torch.empty(0)
-    first = k + k // _BEYOND
+    first = k + _BEYOND
     n_evaluated, threshold, limit, chunk = 0, -torch.inf, first, _CHUNK
     while True:
         candidates, bounds = pool.best(threshold, limit)
