@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-# The first round scores the k best bounds and so many more, which is mostly all that is needed, whatever k is (on the
-# embedded model 1 to 18 more): a round more costs another reading of the vocabulary. Then candidates are scored this many at a time, then twice as many, and so on:
-# few at first, since the threshold rises most then, and many where bounds are loose: large products are efficient.
+# The first round scores the k best bounds and a few more, mostly all that is needed whatever k is (on the embedded
+# model 1 to 18 more): a round more costs another reading of the vocabulary. Then candidates are scored this many at a
+# time, then twice as many, and so on: few at first, since the threshold rises most then, and many where bounds are
+# loose: large products are efficient.
 _CHUNK = 64
 _BEYOND = 16
 _SCAN_LIMIT = 8192

@@ -65,6 +65,7 @@ class PartRunner:
     def __init__(self, view: ModelView, vocabulary: Tokens, wanted: Wanted) -> None:
         self._view, self._vocabulary, self._wanted = view, vocabulary, wanted
         self._width = max(view.W_out(layer).shape[0] for layer in range(view.n_layers))
+        self._run = rows_of(view, vocabulary, wanted.convention)
 
     @without_autocast
     def part(self, entries: Sequence[Entry], done: Callable[[int, int], None]) -> dict[str, Any]:
@@ -117,7 +118,6 @@ class PartRunner:
             yield dict(zip(numbers, _each(held, self._result), strict=True))
 
     def _traces(self, requests: Sequence[Request]) -> Iterator[tuple[Request, "Trace | Failure"]]:
-        run = rows_of(self._view, self._vocabulary, self._wanted.convention)
         of_length: dict[int, list[Request]] = {}
         for request in requests:
             of_length.setdefault(len(request.tokens), []).append(request)
@@ -126,7 +126,7 @@ class PartRunner:
             size = min(self._wanted.batch_size, self._fitting(length))
             for start in range(0, len(same), size):
                 batch = same[start : start + size]
-                yield from zip(batch, _each(batch, lambda rows: _run(run, rows)), strict=True)
+                yield from zip(batch, _each(batch, lambda rows: _run(self._run, rows)), strict=True)
 
     def _fitting(self, length: int) -> int:
         """How many prompts of a length may run at once: what is recorded of each, and its logits, twice over."""
