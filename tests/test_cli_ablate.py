@@ -168,6 +168,10 @@ MODES = "choose zero, scale=FACTOR (such as scale=2), set=VALUE (such as set=0.5
         (["x", "L1N2", "l1n3"], "cannot read 'l1n3'"),
         (["x"], "Missing argument"),
         (["x", "L1N2", "--controls", "-1"], "--controls is -1: give the number of random draws, 0 or more"),
+        (
+            ["x", "L1N2", "--controls", "10001"],
+            "--controls is 10001: each draw runs the model once more, so the most",
+        ),
         (["x", "L1N2", "--mode", "mean"], f"--mode is 'mean': {MODES}"),
         (["x", "L1N2", "--mode", "zero=1"], f"--mode is 'zero=1': {MODES}"),
         (["x", "L1N2", "--mode", "resample="], f"--mode is 'resample=': {MODES}"),
@@ -191,6 +195,7 @@ def test_bad_arguments_are_refused_before_any_work(
         (["L1N2", "--target", " Paris is"], "target ' Paris is' is 2 tokens (' Paris', ' is')"),
         (["L27.mlp"], "controls draw as many neurons from each layer as the set has there"),
         (["L1H2D3@9", "--scope", "source"], "L1H2D3@9 reads position 9"),
+        (["L29H1D46@5"], "L29H1D46@5: the prompt has 5 tokens, so source runs from 0 to 4"),
         (["L1N2", "--mode", "resample=a"], "blocks.1.mlp.hook_post"),
         (["L1N2", "--mode", "scale=1e300"], "predictions are NaN"),
         (["L1N2", "--mode", "set=1e39"], "set to 1e+39 is past what torch.float32 holds"),

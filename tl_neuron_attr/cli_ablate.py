@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 EXAMPLE = f'{PROGRAM} ablate "The capital of France is" L27N846 L23H4 L29H1D46@4 --target " Paris"'
 
+# More draws than this take hours, and tell no more.
+MOST_CONTROLS = 10_000
+
 _MODES = "zero, scale=FACTOR (such as scale=2), set=VALUE (such as set=0.5) or resample=PROMPT"
 
 
@@ -69,6 +72,11 @@ def ablate(
     prompt, target = asked(prompt, target)
     if controls < 0:
         fail(f"--controls is {controls}: give the number of random draws, 0 or more")
+    if controls > MOST_CONTROLS:
+        fail(
+            f"--controls is {controls}: each draw runs the model once more, so the most is {MOST_CONTROLS:,}; "
+            "the default, 20, is enough for most comparisons"
+        )
     check_writable(json)
     chosen, make_mode = _identities(neurons), _mode(as_text("mode", mode))
     loaded = announced(model, backend)
@@ -78,6 +86,8 @@ def ablate(
 
         try:
             traced = trace(loaded, prompt, target, position=position)
+            if scope is AblationScope.neuron:  # the other scope refuses it where it looks for the source
+                _check_sources(chosen, len(traced.str_tokens))
             found = ablation_effect(
                 traced, chosen, make_mode(loaded), scope=scope.value, controls=controls, seed=seed
             )
@@ -95,6 +105,15 @@ def _identities(labels: Sequence[str]) -> "list[MLPNeuron | AttnNeuron | Head | 
         return [parse(as_text("label", label)) for label in labels]
     except ValueError as error:
         fail(str(error))
+
+
+def _check_sources(chosen: "Sequence[MLPNeuron | AttnNeuron | Head | Layer]", n_tokens: int) -> None:
+    """Refuse a source that the prompt does not have, also where the scope takes all of them."""
+    from tl_neuron_attr.neurons import AttnNeuron
+
+    for one in chosen:
+        if isinstance(one, AttnNeuron) and one.source >= n_tokens:
+            fail(f"{one}: the prompt has {n_tokens} tokens, so source runs from 0 to {n_tokens - 1}")
 
 
 def _mode(given: str) -> Callable[[Any], Any]:

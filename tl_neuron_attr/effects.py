@@ -145,7 +145,9 @@ def ablation_effect(
             result (or list of neurons) for each.
         mode: as for ``ablation_hooks``.
         positions: where to ablate; negative counts from the end of each prompt; ``None`` is every position.
-        scope: as for ``ablation_hooks``; the destination of a source is the predicting position, or ``positions``.
+        scope: as for ``ablation_hooks``: under ``"neuron"`` the sources of attention neurons are ignored, also those
+            past the prompt, so that one list serves prompts of several lengths; under ``"source"`` the
+            destination of a source is the predicting position, or ``positions``.
         controls: how many draws of as many random neurons from the same layers, none of the set, to compare with.
         seed: of draws and bootstrap intervals.
         memory_budget: bytes for the rows (variants) of one batch.
