@@ -320,6 +320,22 @@ def test_a_flow_has_a_line_for_every_contribution() -> None:
     assert written[4].endswith("-1.25")
 
 
+def test_a_flow_leaves_out_links_that_are_next_to_nothing() -> None:
+    links = linked(VALUE, QUERY)
+    strongest = links["contribution"].abs().max()
+    weak = links.assign(contribution=[strongest, *[0.009 * strongest] * (len(links) - 1)])
+    figure = na.plots.flow(QUERY, VALUE, weak)
+    assert sum(part.mode == "lines" for part in figure.data) == 1 + len(VALUE)
+    assert figure.layout.meta == {"left_out": len(links) - 1}
+    assert f"left out: {len(links) - 1} lines below 1 % of that" in figure.layout.title.text
+    every = na.plots.flow(QUERY, VALUE, weak, smallest=0)
+    assert sum(part.mode == "lines" for part in every.data) == len(links) + len(VALUE)
+    assert "left out" not in every.layout.title.text
+    for smallest in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match=f"smallest is {smallest}: give a share"):
+            na.plots.flow(QUERY, VALUE, links, smallest=smallest)
+
+
 def test_a_flow_has_the_units_of_its_rankings() -> None:
     value, query = replace(VALUE, method="norm"), replace(QUERY, method="query_unnormalised")
     figure = na.plots.flow(query, value, linked(VALUE, QUERY))

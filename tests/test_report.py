@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import os
 import re
 import sys
 import types
@@ -16,6 +17,7 @@ import torch
 import zoo
 
 import tl_neuron_attr as na
+from tl_neuron_attr import whole_file
 from tl_neuron_attr.page import build, story
 from tl_neuron_attr.targets import resolve_target
 
@@ -155,6 +157,65 @@ def test_ablation_check_is_that_of_the_library(plain):
     effects = [curve.summary(K)[0] for curve in curves]
     assert column(plain, "ablations", "change") == pytest.approx([effect.change for effect in effects])
     assert column(plain, "ablations", "random: mean") == pytest.approx([effect.control_change for effect in effects])
+
+
+def test_query_neurons_at_the_first_token_are_zeroed_apart(tmp_path):
+    trace = na.trace(na.load_demo_model(), "The capital of France is", " Paris")
+    page = SimpleNamespace(
+        document=page_reader.read(na.report(trace, tmp_path / "p.html", k=10, controls=2).read_text())
+    )
+    query = na.query_neurons(trace, na.value_neurons(trace, "attn", k=30), k=10)
+    first = [neuron for neuron, pos in zip(query, query.columns["pos"], strict=True) if pos == 0]
+    rest = [neuron for neuron in query if neuron not in first]
+    assert len(first) == 2
+    changes = [
+        na.ablation_curve(trace, part, sizes=[len(part)], progress=False).summary(len(part))[0].change
+        for part in (first, rest)
+    ]
+    assert column(page, "ablations", "change")[3:] == pytest.approx([float(change) for change in changes], abs=1e-3)
+    names = [row[0].text.strip() for row in rows(page, "ablations")][3:]
+    assert names == ["2 query neurons, most at the first token", "8 query neurons, the others"]
+    card = page.document.one("ul", class_="findings").all("li")[-1].text
+    assert f"the 2 at the first token alone: {float(changes[0]):+.2f}" in card
+    summed = re.search(r"embedding (.*), attention (.*), MLP (.*) = log-probability (.*)", findings_text(page))
+    parts = [float(part) for part in summed.groups()]
+    assert sum(parts[:3]) == pytest.approx(parts[3], abs=0.02)
+    assert "attention sink" in page.document.one("section", id="prompt").text
+    flow = next(each for each in page.document.all("figcaption") if "From query neurons" in each.text)
+    assert re.search(r"Lines below 1 % of the strongest are left out \(\d+\)", flow.text)
+
+
+def findings_text(page) -> str:
+    return " ".join(small.text for small in page.document.one("ul", class_="findings").all("small"))
+
+
+def test_a_full_disk_leaves_what_was_there(monkeypatch, tmp_path):
+    def full(path, data):
+        path.write_bytes(data[:10])
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(whole_file, "write_bytes", full)
+    (tmp_path / "page.html").write_text("before")
+    with pytest.raises(OSError, match="no space left"):
+        na.report(traced(9), tmp_path / "page.html", k=1, controls=0)
+    with pytest.raises(OSError, match="no space left"):
+        na.layer_scores(traced(9)).to_json(tmp_path / "layers.json")
+    assert (tmp_path / "page.html").read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_links_and_pipes_stay_what_they_are(tmp_path):
+    (tmp_path / "real").write_text("before")
+    (tmp_path / "real").chmod(0o600)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    whole_file.write_text_whole(tmp_path / "link", "after")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "after"
+    assert (tmp_path / "real").stat().st_mode & 0o777 == 0o600
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    whole_file.write_text_whole(tmp_path / "pipe", "through")
+    assert os.read(reader, 100) == b"through" and (tmp_path / "pipe").is_fifo()
+    os.close(reader)
 
 
 def test_it_says_how_it_was_made(plain):

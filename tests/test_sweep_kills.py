@@ -17,7 +17,7 @@ import zoo
 from sweep_prompts import LINES, files, write
 
 import tl_neuron_attr as na
-from tl_neuron_attr import sweep_parts, sweep_schema, sweep_store
+from tl_neuron_attr import sweep_parts, sweep_schema, sweep_store, whole_file
 
 pytestmark = pytest.mark.any_release
 
@@ -212,7 +212,7 @@ class Disk:
 
     def __init__(self, folder: Path, capacity: int, patch: pytest.MonkeyPatch) -> None:
         self.folder, self.capacity = folder, capacity
-        write_bytes = sweep_store.write_bytes
+        write_bytes = whole_file.write_bytes
 
         def limited(path: Path, data: bytes) -> None:
             held = sum(one.stat().st_size for one in folder.rglob("*") if one.is_file() and one != path)
@@ -221,7 +221,7 @@ class Disk:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             write_bytes(path, data)
 
-        patch.setattr(sweep_store, "write_bytes", limited)
+        patch.setattr(whole_file, "write_bytes", limited)
 
 
 def test_a_full_disk_costs_the_prompts_it_does_not_take(sweeping: Sweep) -> None:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tl_neuron_attr.effects import AblationEffect
-from tl_neuron_attr.tables import probability, quoted
+from tl_neuron_attr.tables import fixed, probability, quoted
 
 _NAMES = {
     "log_prob": "log-probability (nats)",
@@ -45,7 +45,7 @@ def render(found: AblationEffect) -> ConsoleRenderable:
         parts += [
             Text(f"\nThe change among {draws} draws of as many random neurons of the same layers", "bold"),
             _table(
-                ("", "their mean", "least", "largest", "z", "rank by size"),
+                ("", "their mean", "least", "largest", "z", "rank among controls"),
                 (
                     (
                         _NAMES[row.metric],
@@ -78,4 +78,4 @@ def _number(metric: str, value: float | None, *, sign: bool = False) -> str:
     plus = "+" if sign else ""
     if metric == "rank":
         return f"{value:{plus},.0f}" if value == round(value) else f"{value:{plus},.1f}"
-    return probability(value, plus) if metric == "probability" else f"{value:{plus}.4f}"
+    return probability(value, plus) if metric == "probability" else fixed(value, 4, plus)

@@ -8,6 +8,7 @@ from tl_neuron_attr.page.story import Story, tell
 from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
 from tl_neuron_attr.trace import Trace
+from tl_neuron_attr.whole_file import write_text_whole
 
 
 def report(
@@ -26,10 +27,12 @@ def report(
     The page holds the prompt with what attention brings from each token (:func:`source_scores` summed over layers,
     nats), the prediction, layers, heads, value neurons of both kinds and query neurons with the tokens they promote
     as tables that sort, figures, and an ablation check. It loads nothing, works without a network, and says how every
-    number is defined. An existing file is replaced.
+    number is defined. An existing file is replaced; one that cannot be
+    written whole is not written at all.
 
     The ablations take ``1 + controls`` runs of the prompt for each of three rankings and each of 1, 2, 5, ... ``k``
-    neurons (165 runs by default), in batches within ``memory_budget``.
+    neurons, and of both parts of the query neurons where some, but not all, contribute most at the first token (187
+    runs by default), in batches within ``memory_budget``.
 
     Args:
         trace: a trace of any target; its model is run again for the ablations.
@@ -68,5 +71,5 @@ def report(
 
 
 def write(story: Story, path: str | Path) -> None:
-    """The page of a story as a file."""
-    Path(path).write_text(page(story), encoding="utf-8", newline="\n")
+    """The page of a story as a file, whole or not at all."""
+    write_text_whole(Path(path), page(story))

@@ -12,19 +12,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from tl_neuron_attr.whole_file import write_text_whole
+
 
 class SchemaError(ValueError):
     """Text that cannot be read: not strict JSON, another schema, another version, or altered."""
 
 
 def dump(record: Mapping[str, object], path: str | Path | None = None) -> str:
-    """The record as text, written to ``path`` too where one is given. ValueError for NaN and infinities."""
+    """The record as text, written to ``path`` too where one is given, whole or not at all.
+
+    ValueError for NaN and infinities.
+    """
     try:
         text = json.dumps(record, allow_nan=False, indent=1)
     except ValueError as error:
         raise ValueError(f"a value is NaN or infinite, which strict JSON cannot hold ({error})") from error
     if path is not None:
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        write_text_whole(Path(path), text + "\n")
     return text
 
 
@@ -37,6 +42,9 @@ def writable(path: str | Path) -> Path:
         raise FileNotFoundError(f"cannot write {path}: there is no folder {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise PermissionError(f"cannot write {path}: permission denied; choose another place")
+    folder = path.resolve().parent
+    if (path.is_file() or not path.exists()) and not os.access(folder, os.W_OK):  # files are replaced whole
+        raise PermissionError(f"cannot replace {path}: nothing may be written in {folder}; choose another place")
     return path
 
 

@@ -14,20 +14,18 @@ them. The same part has the same bytes whenever it is written.
     DIR/errors.jsonl                      prompts that have no result, with their lines; absent if all have one
 """
 
-import contextlib
 import hashlib
 import json
-import os
-import socket
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 
-from tl_neuron_attr import serialise
+from tl_neuron_attr import serialise, whole_file
 from tl_neuron_attr.sweep_schema import SCHEMA, SCHEMA_VERSION, TABLES
+from tl_neuron_attr.whole_file import write_whole
 
 
 class SweepError(ValueError):
@@ -94,8 +92,8 @@ class SweepFolder:
     def has_room(self, n_bytes: int) -> bool:
         """Whether the disk takes so many bytes (the only way to know, quotas included, is to write them)."""
         try:
-            with _unfinished(self.folder / "room") as path:
-                write_bytes(path, bytes(n_bytes))
+            with whole_file.unfinished(self.folder / "room") as path:
+                whole_file.write_bytes(path, bytes(n_bytes))
         except OSError:
             return False
         return True
@@ -192,42 +190,3 @@ def _as_bytes(table: Any, name: str, schema: Any, part: int, sweep: str) -> byte
     labelled = table.cast(schema).replace_schema_metadata({"tl_neuron_attr": _label(name, part, sweep)})
     pq.write_table(labelled, sink, compression="zstd")
     return sink.getvalue().to_pybytes()
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that is there whole or not at all, also after a crash of the machine."""
-    with _unfinished(path) as unfinished:
-        write_bytes(unfinished, data)
-        os.replace(unfinished, path)
-    _flush_folder(path.parent)
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write and flush to the disk."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def _unfinished(path: Path) -> Generator[Path]:
-    """A name beside ``path`` that no other process has; the file is removed afterwards if it is still there."""
-    mine = path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.unfinished")
-    try:
-        yield mine
-    except Exception:
-        with contextlib.suppress(OSError):
-            mine.unlink(missing_ok=True)
-        raise
-    mine.unlink(missing_ok=True)
-
-
-def _flush_folder(folder: Path) -> None:
-    if os.name != "posix":  # elsewhere folders cannot be opened
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

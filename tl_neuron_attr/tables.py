@@ -27,13 +27,22 @@ def decimals(values: Sequence[float]) -> int:
     return min(max(3 - math.floor(math.log10(largest)), 2), 10) if largest > 0 else 4
 
 
+def fixed(value: float, places: int, sign: str = "") -> str:
+    """So many decimals; what rounds to zero has no minus.
+
+    >>> fixed(-0.001, 2), fixed(-0.001, 2, "+"), fixed(-0.01, 2)
+    ('0.00', '+0.00', '-0.01')
+    """
+    return f"{round(value, places) + 0.0:{sign}.{places}f}"
+
+
 def probability(value: float, sign: str = "") -> str:
     """Four decimals, of a small one three digits.
 
     >>> probability(0.77312), probability(0.00001234), probability(0.0), probability(-0.00001, "+")
     ('0.7731', '1.23e-05', '0.0000', '-1.00e-05')
     """
-    return f"{value:{sign}.2e}" if 0 < abs(value) < 0.0001 else f"{value:{sign}.4f}"
+    return f"{value:{sign}.2e}" if 0 < abs(value) < 0.0001 else fixed(value, 4, sign)
 
 
 def strings(values: Sequence[Cell]) -> tuple[list[str], bool]:
@@ -41,7 +50,7 @@ def strings(values: Sequence[Cell]) -> tuple[list[str], bool]:
     numbers = [value for value in values if isinstance(value, float)]
     if numbers and len(numbers) == len(values):
         places = decimals(numbers)
-        return [f"{value:.{places}f}" for value in numbers], True
+        return [fixed(value, places) for value in numbers], True
     plain = ["" if value is None else str(value) for value in values]
     return plain, bool(values) and all(isinstance(value, int | float) for value in values)
 

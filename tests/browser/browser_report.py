@@ -172,6 +172,24 @@ def test_wide_tables_scroll_in_their_own_box(open_page):
     opened.page.wait_for_function("(each) => each.scrollLeft > 0", arg=box.element_handle())
 
 
+def test_at_desk_width_tables_fit_and_end_between_rows(open_page):
+    opened = open_page("paris")
+    opened.page.set_viewport_size({"width": 1280, "height": 900})
+    opened.page.wait_for_timeout(200)
+    boxes = opened.run(
+        """() => [...document.querySelectorAll(".scroll")].filter((box) => box.clientWidth).map((box) => {
+          const end = box.getBoundingClientRect().top + box.clientTop + box.clientHeight;
+          const cut = [...box.querySelectorAll("tbody tr")].filter((row) => {
+            const { top, bottom } = row.getBoundingClientRect();
+            return top < end - 1 && bottom > end + 1;
+          });
+          const { id } = box.querySelector("table");
+          return { id, wide: box.scrollWidth - box.clientWidth, cut: cut.length };
+        })"""
+    )
+    assert len(boxes) >= 8 and [box for box in boxes if box["wide"] > 0 or box["cut"]] == []
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_screen_reader_finds(open_page, name):
     opened = open_page(name)

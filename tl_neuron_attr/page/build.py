@@ -28,7 +28,7 @@ from tl_neuron_attr.page.story import Story
 from tl_neuron_attr.page.tables import tables
 from tl_neuron_attr.page.wording import SHOWN, findings, settings, target_value
 from tl_neuron_attr.plots.labels import target as label_of
-from tl_neuron_attr.tables import quoted
+from tl_neuron_attr.tables import fixed, quoted
 
 _LEVELS = 5
 _TITLE_LENGTH = 100
@@ -66,6 +66,7 @@ def page(story: Story) -> str:
             mlp=story.found.mlp,
             attn=story.found.attn,
             n_queried=N_QUERIED,
+            split=bool(story.parts),
             controls=story.ablations[0].curve.protocol.controls,
             settings=settings(story),
             versions=dict(_versions()),
@@ -145,7 +146,11 @@ def _tokens(story: Story) -> Iterator[dict[str, Any]]:
     for i, text in enumerate(origin.str_tokens):
         if i < len(scores):
             shade = round(_LEVELS * scores[i] / largest)
-            yield {"text": text, "score": f"{scores[i]:+.2f}", "shade": f"{'p' if shade > 0 else 'n'}{abs(shade)}"}
+            yield {
+                "text": text,
+                "score": fixed(scores[i], 2, "+"),
+                "shade": f"{'p' if shade > 0 else 'n'}{abs(shade)}",
+            }
         else:
             yield {"text": text, "score": None, "shade": "later"}
 

@@ -7,7 +7,7 @@ Python strings, so that spaces and line breaks are seen and control characters a
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tl_neuron_attr.tables import decimals, probability, quoted
+from tl_neuron_attr.tables import decimals, fixed, probability, quoted
 from tl_neuron_attr.vocab import TokenChange
 
 
@@ -60,7 +60,7 @@ def numbers(
     places, largest = decimals(present), max(map(abs, present), default=0.0) or 1.0
     sign = "+" if signed else ""
     cells = (
-        Cell("–") if value is None else Cell(f"{value:{sign}.{places}f}", value, value / largest if bars else None)
+        Cell("–") if value is None else Cell(fixed(value, places, sign), value, value / largest if bars else None)
         for value in values
     )
     return Column(name, tuple(cells), True, hint)

@@ -13,6 +13,7 @@ from tl_neuron_attr import plots
 from tl_neuron_attr.page.story import Ablation, Story
 from tl_neuron_attr.plots import labels
 from tl_neuron_attr.ranking import RankedNeurons, floats
+from tl_neuron_attr.tables import fixed
 
 PlotlyFigure: TypeAlias = Any
 
@@ -70,18 +71,19 @@ def _of_neurons(story: Story) -> Iterator[Figure]:
         f"MLP value neurons are in {_where(ranked.mlp)}; query neurons in {_where(ranked.query)}.",
         plots.neurons_per_layer(ranked.mlp, ranked.query, n_layers=story.trace.view.n_layers),
     )
+    flow = plots.flow(
+        story.flow_query,
+        story.flow_value,
+        story.links,
+        n_query=len(story.flow_query),
+        n_value=len(story.flow_value),
+    )
     yield _figure(
         "flow",
         f"From query neurons through attention value neurons to {labels.target(story.found.provenance)} (nats)",
-        "Width is the share of the strongest line of its side; dashed lines lower the target.",
+        "Width is the share of the strongest line of its side; dashed lines lower the target." + _left_out(flow),
         _flow(story),
-        plots.flow(
-            story.flow_query,
-            story.flow_value,
-            story.links,
-            n_query=len(story.flow_query),
-            n_value=len(story.flow_value),
-        ),
+        flow,
     )
 
 
@@ -107,33 +109,39 @@ def _layers(story: Story) -> str:
     layers = story.found.layers
     attn, mlp = floats(layers.attn), floats(layers.mlp)
     return (
-        f"Bars over {len(attn)} layers. Attention layers sum to {sum(attn):+.3f} nats, "
-        f"{_most('layer', enumerate(attn))}; MLP layers sum to {sum(mlp):+.3f} nats, "
+        f"Bars over {len(attn)} layers. Attention layers sum to {fixed(sum(attn), 3, '+')} nats, "
+        f"{_most('layer', enumerate(attn))}; MLP layers sum to {fixed(sum(mlp), 3, '+')} nats, "
         f"{_most('layer', enumerate(mlp))}."
     )
 
 
 def _heads(story: Story) -> str:
     n_layers, n_heads = story.found.heads.scores.shape
-    strongest = ", ".join(f"{each.head} {each.score:+.3f}" for each in story.heads[:3])
+    strongest = ", ".join(f"{each.head} {fixed(each.score, 3, '+')}" for each in story.heads[:3])
     return f"Heat map of {n_layers} layers by {n_heads} heads. Strongest, in nats: {strongest}."
 
 
 def _ranks(ranked: RankedNeurons) -> str:
     scores = floats(ranked.scores)
     return (
-        f"Scores fall from {scores[0]:.3f} nats ({ranked[0]}) to {scores[-1]:.3f} at rank {len(scores)}; "
-        f"together they are {sum(scores):.3f}, the first ten {sum(scores[:10]):.3f}."
+        f"Scores fall from {fixed(scores[0], 3)} nats ({ranked[0]}) to {fixed(scores[-1], 3)} at rank {len(scores)}; "
+        f"together they are {fixed(sum(scores), 3)}, the first ten {fixed(sum(scores[:10]), 3)}."
     )
 
 
 def _flow(story: Story) -> str:
     rows = zip(story.links["query"], story.links["value"], story.links["contribution"], strict=True)
-    strongest = ", ".join(f"{query} to {value} {c:+.3f}" for query, value, c in list(rows)[:3])
+    strongest = ", ".join(f"{query} to {value} {fixed(c, 3, '+')}" for query, value, c in list(rows)[:3])
     return (
         f"Flow from {len(story.flow_query)} query neurons through {len(story.flow_value)} attention value neurons "
         f"to {labels.target(story.found.provenance)}. Strongest links, in nats: {strongest}."
     )
+
+
+def _left_out(figure: PlotlyFigure) -> str:
+    """How many lines a flow lacks because they are weak; nothing where it has all."""
+    count = (figure.layout.meta or {}).get("left_out", 0)
+    return f" Lines below 1 % of the strongest are left out ({count:,})." if count else ""
 
 
 def _ablation(ablation: Ablation) -> str:
@@ -141,8 +149,8 @@ def _ablation(ablation: Ablation) -> str:
     parts: list[str] = []
     for size in curve.sizes:
         row = curve.summary(size)[0]
-        random = "" if row.control_change is None else f" (random neurons {row.control_change:+.3f})"
-        parts.append(f"{size}: {row.change:+.3f}{random}")
+        random = "" if row.control_change is None else f" (random neurons {fixed(row.control_change, 3, '+')})"
+        parts.append(f"{size}: {fixed(row.change, 3, '+')}{random}")
     what = "log-probability difference" if curve.before.is_contrast else "log-probability"
     return f"Change of the target's {what} in nats by number of neurons zeroed. {'; '.join(parts)}."
 
@@ -159,7 +167,8 @@ def _most(name: str, scores: Iterable[tuple[object, float]]) -> str:
     pairs = list(scores)
     by_score: Callable[[tuple[object, float]], float] = lambda pair: pair[1]  # noqa: E731
     high, low = max(pairs, key=by_score), min(pairs, key=by_score)
-    return f"the highest {name} {high[0]} ({high[1]:+.3f}), the lowest {name} {low[0]} ({low[1]:+.3f})"
+    top, bottom = (fixed(pair[1], 3, "+") for pair in (high, low))
+    return f"the highest {name} {high[0]} ({top}), the lowest {name} {low[0]} ({bottom})"
 
 
 def _where(ranked: RankedNeurons) -> str:

@@ -35,6 +35,20 @@
     button.addEventListener("click", () => sort(button.closest("th"), button.dataset.numeric === "true"));
   }
 
+  // A box that hides rows ends between two of them, not in the middle of one.
+  const fit = (box) => {
+    box.style.removeProperty("--whole-rows");
+    if (box.scrollHeight <= box.clientHeight) return;
+    const top = box.getBoundingClientRect().top + box.clientTop - box.scrollTop;
+    const ends = Array.from(box.querySelectorAll("tbody tr"), (row) => row.getBoundingClientRect().bottom - top);
+    const end = Math.max(...ends.filter((each) => each <= box.clientHeight));
+    if (end > 0) box.style.setProperty("--whole-rows", `${end + box.offsetHeight - box.clientHeight}px`);
+  };
+  const fitAll = () => document.querySelectorAll(".scroll").forEach(fit);
+  fitAll();
+  addEventListener("resize", fitAll);
+  document.querySelector("details").addEventListener("toggle", fitAll);
+
   // --- figures
 
   const dark = matchMedia("(prefers-color-scheme: dark)");

@@ -6,7 +6,7 @@ neurons of the same layers (:func:`tl_neuron_attr.ablation_curve`).
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from tl_neuron_attr.curves import AblationCurve, ablation_curve
 from tl_neuron_attr.explanation import Explanation, Rankings, TokenPrediction, gather, predicted_as
 from tl_neuron_attr.links import links
-from tl_neuron_attr.neurons import Head
+from tl_neuron_attr.neurons import Head, Neuron
 from tl_neuron_attr.positions import source_scores, sources_of
 from tl_neuron_attr.ranking import RankedNeurons
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
@@ -53,6 +53,8 @@ class Story:
 
     ``ranked`` are the rankings that figures show, ``found`` has the first ``k`` of them. ``targets`` are all tokens
     of the target. ``flow_query`` and ``flow_value`` are the neurons between which ``links`` holds contributions.
+    ``parts`` ablates the query neurons in two: those that contribute most at the first token, and the others; it is
+    empty where all are of one part.
     """
 
     trace: Trace
@@ -65,6 +67,7 @@ class Story:
     flow_value: RankedNeurons
     links: "pandas.DataFrame"
     ablations: tuple[Ablation, ...]
+    parts: tuple[Ablation, ...]
 
     @property
     def k(self) -> int:
@@ -88,6 +91,12 @@ def tell(
     flow_query, flow_value = ranked.query.top(N_FLOW_QUERY), ranked.attn.top(N_FLOW_VALUE)
     heads = found.heads.top(k)
     read = sources_of(trace, [head for head, _ in heads], memory_budget)
+    options: dict[str, Any] = {
+        "controls": controls,
+        "seed": seed,
+        "memory_budget": memory_budget,
+        "progress": progress,
+    }
     sets = (
         ("MLP value neurons", found.mlp),
         ("attention value neurons", found.attn),
@@ -104,21 +113,23 @@ def tell(
         flow_value=flow_value,
         links=links(trace, flow_value, flow_query, memory_budget=memory_budget),
         ablations=tuple(
-            Ablation(
-                name,
-                ablation_curve(
-                    trace,
-                    neurons,
-                    sizes=_sizes(len(neurons)),
-                    controls=controls,
-                    seed=seed,
-                    memory_budget=memory_budget,
-                    progress=progress,
-                ),
-            )
+            Ablation(name, ablation_curve(trace, neurons, sizes=_sizes(len(neurons)), **options))
             for name, neurons in sets
         ),
+        parts=tuple(
+            Ablation(name, ablation_curve(trace, neurons, sizes=[len(neurons)], **options))
+            for name, neurons in _by_position(found.query)
+        ),
     )
+
+
+def _by_position(query: RankedNeurons) -> tuple[tuple[str, list[Neuron]], ...]:
+    """Query neurons that contribute most at the first token, and the others; nothing where one of them is empty."""
+    at = list(zip(query, query.columns["pos"], strict=True))
+    first, rest = [neuron for neuron, pos in at if pos == 0], [neuron for neuron, pos in at if pos != 0]
+    if not first or not rest:
+        return ()
+    return ("query neurons, most at the first token", first), ("query neurons, the others", rest)
 
 
 def _sizes(n: int) -> list[int]:

@@ -16,8 +16,8 @@ from tl_neuron_attr.page.story import Ablation, Story
 from tl_neuron_attr.page.wording import positives, value_name
 from tl_neuron_attr.plots.labels import target
 from tl_neuron_attr.ranking import RankedNeurons, floats
+from tl_neuron_attr.tables import fixed, quoted
 from tl_neuron_attr.tables import probability as in_short
-from tl_neuron_attr.tables import quoted
 from tl_neuron_attr.vocab import PromotedTokens
 
 _UP = "Tokens whose logits the neuron raises most here, the sign of its coefficient applied"
@@ -176,22 +176,23 @@ def links(story: Story) -> Table:
 
 def ablations(story: Story) -> Table:
     """The effect of zeroing the top ``k`` of each kind, beside random neurons."""
-    rows = [(each, _of(each, "log_prob")) for each in story.ablations]
-    after = [_of(each, metric) for metric in ("probability", "rank") for each in story.ablations]
+    shown = (*story.ablations, *story.parts)
+    rows = [(each, _of(each, "log_prob")) for each in shown]
+    after = [_of(each, metric) for metric in ("probability", "rank") for each in shown]
     probability, rank = after[: len(rows)], after[len(rows) :]
     compared = [
         numbers("random: mean", [row.control_change for _, row in rows], "nats", signed=True),
         numbers("random: sd", [row.control_sd for _, row in rows], "nats"),
         labels("random: range", [_span(row) for _, row in rows], "nats"),
-        labels("place by size", [_place(each, row) for each, row in rows]),
+        labels("rank among controls", [_place(each, row) for each, row in rows]),
     ]
-    tops = [story.trace.vocabulary.text(int(each.curve.after[-1].top_token[0])) for each in story.ablations]
+    tops = [story.trace.vocabulary.text(int(each.curve.after[-1].top_token[0])) for each in shown]
     of, untouched = f"of {positives(story)}", in_short(probability[0].before)
     return Table(
         "ablations",
         f"{target(story.found.provenance)} after zeroing neurons",
         (
-            labels("zeroed", [f"{each.curve.sizes[-1]} {each.name}" for each in story.ablations]),
+            labels("zeroed", [f"{each.curve.sizes[-1]} {each.name}" for each in shown]),
             numbers(value_name(story), [row.after for _, row in rows], f"nats; before {rows[0][1].before:.4f}"),
             numbers("change", [row.change for _, row in rows], "nats", bars=True, signed=True),
             *(compared if rows[0][1].control_change is not None else []),
@@ -210,7 +211,7 @@ def _of(ablation: Ablation, metric: str) -> MetricSummary:
 def _span(row: MetricSummary) -> str:
     if row.control_min is None or row.control_max is None:
         return "–"
-    return f"{row.control_min:+.3f} to {row.control_max:+.3f}"
+    return f"{fixed(row.control_min, 3, '+')} to {fixed(row.control_max, 3, '+')}"
 
 
 def _place(ablation: Ablation, row: MetricSummary) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tl_neuron_attr.page.story import Story
 from tl_neuron_attr.plots.labels import target
 from tl_neuron_attr.ranking import floats
-from tl_neuron_attr.tables import probability, quoted
+from tl_neuron_attr.tables import fixed, probability, quoted
 
 # Of a target of many tokens, so many are named where not all of them can be.
 SHOWN = 5
@@ -33,22 +33,40 @@ def findings(story: Story) -> list[Finding]:
         )
     ]
     attn, mlp = sum(floats(found.layers.attn)), sum(floats(found.layers.mlp))
+    start = "embedding and constant" if origin.convention == "paper" else "embedding"
+    parts = ((start, origin.model_log_prob - attn - mlp), ("attention", attn), ("MLP", mlp))
+    summed = ", ".join(f"{name} {fixed(part, 2, '+')}" for name, part in parts)
     made.append(
         Finding(
-            f"{attn:+.2f} / {mlp:+.2f}", "nats from attention / MLP layers", f"to {origin.model_log_prob:.3f} nats"
+            f"{fixed(attn, 2, '+')} / {fixed(mlp, 2, '+')}",
+            "nats from attention / MLP layers",
+            f"{summed} = {value_name(story)} {fixed(origin.model_log_prob, 3)}",
         )
     )
     if story.heads:
         best = story.heads[0]
         position = int(best.sources.argmax())
         source = f"{quoted(origin.str_tokens[position], 20)} at position {position}"
-        made.append(Finding(f"{best.head}", f"strongest head, {best.score:+.2f} nats", f"reads most from {source}"))
+        made.append(
+            Finding(f"{best.head}", f"strongest head, {fixed(best.score, 2, '+')} nats", f"reads most from {source}")
+        )
     for ablation in story.ablations[::2]:
         row, size = ablation.curve.summary(ablation.curve.sizes[-1])[0], ablation.curve.sizes[-1]
         kind = ablation.name.partition(" neurons")[0]
-        beside = "" if row.control_change is None else f"random neurons: {row.control_change:+.2f}"
-        made.append(Finding(f"{row.change:+.2f}", f"nats by zeroing {size} {kind} neurons", beside))
+        beside = [] if row.control_change is None else [f"random neurons: {fixed(row.control_change, 2, '+')}"]
+        if kind == "query":
+            beside += _by_part(story)
+        made.append(Finding(fixed(row.change, 2, "+"), f"nats by zeroing {size} {kind} neurons", "; ".join(beside)))
     return made
+
+
+def _by_part(story: Story) -> list[str]:
+    """What the query neurons do that contribute most at the first token, and the others."""
+    if not story.parts:
+        return []
+    first, rest = (part.curve for part in story.parts)
+    done = [fixed(curve.summary(curve.sizes[-1])[0].change, 2, "+") for curve in (first, rest)]
+    return [f"the {first.sizes[-1]} at the first token alone: {done[0]}, the other {rest.sizes[-1]}: {done[1]}"]
 
 
 def settings(story: Story) -> dict[str, str]:

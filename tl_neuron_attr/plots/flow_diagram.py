@@ -38,6 +38,7 @@ def flow(
     *,
     n_query: int = 8,
     n_value: int = 8,
+    smallest: float = 0.01,
 ) -> "Figure":
     """The best query neurons, the best value neurons they feed, and the target, with a line for each contribution.
 
@@ -47,12 +48,15 @@ def flow(
         links: ``na.links(trace, value, query)`` of the same neurons.
         n_query: how many query neurons to draw.
         n_value: how many value neurons to draw.
+        smallest: lines weaker than this share of the strongest line of their side are left out; 0 draws every one
+            that is not exactly zero. The title says how many were left out, and so does ``layout.meta["left_out"]``.
 
     A line's width is its share of the strongest line between the same two columns; dashed lines lower the target.
-    The number in a box is the neuron's own score; hover over a line for what it contributes.
+    A neuron left without a line keeps its box: it is among the best ranked, and its score does not hang on the few
+    neurons drawn beside it. The number in a box is the neuron's own score; hover over a line for what it contributes.
 
-    Raises :class:`ValueError` for rankings of different prompts or targets, or ``links`` that lack a pair of the
-    neurons drawn.
+    Raises :class:`ValueError` for rankings of different prompts or targets, ``smallest`` outside 0 to 1, or
+    ``links`` that lack a pair of the neurons drawn.
 
     Example:
         >>> import tl_neuron_attr as na
@@ -66,6 +70,8 @@ def flow(
     from plotly.graph_objects import Figure  # pyright: ignore[reportMissingTypeStubs]
 
     check_same(value, query)
+    if not 0 <= smallest <= 1:
+        raise ValueError(f"smallest is {smallest}: give a share of the strongest line, from 0 to 1")
     origin = value.provenance
     unit_q, unit_v = labels.unit_of(query.method), labels.unit_of(value.method)
     unit = unit_v if unit_q == unit_v else f"query: {unit_q}; value: {unit_v}"
@@ -79,6 +85,7 @@ def flow(
     contributions = _contributions(links, list(map(str, queries)), list(map(str, values)))
     scores = floats(values.scores)
     figure: Any = Figure()
+    left_out = 0
     for curves in (
         [
             _Curve(_QUERY[1], _VALUE[0], asked[i], fed[j], contributions[str(q), str(v)], unit_q, f"{q} to {v}")
@@ -92,7 +99,9 @@ def flow(
     ):
         strongest = max(abs(curve.strength) for curve in curves)
         for curve in sorted(curves, key=lambda curve: abs(curve.strength)):
-            if curve.strength:
+            if curve.strength and abs(curve.strength) < smallest * strongest:
+                left_out += 1
+            elif curve.strength:
                 _draw(figure, curve, abs(curve.strength) / strongest)
     of_query = [f"{q}\n{s:+.3g}" for q, s in zip(queries, floats(queries.scores), strict=True)]
     of_value = [f"{_named(v, origin)} {s:+.3g}" for v, s in zip(values, scores, strict=True)]
@@ -108,6 +117,9 @@ def flow(
     figure.update_yaxes(range=[-most + 0.5, 1.0], visible=False, fixedrange=True)
     figure.update_layout(showlegend=False, hovermode="closest")
     notes = [labels.where(origin), "width: share of the strongest line of its side", "dashed: lowers the target"]
+    if left_out:
+        notes.append(f"left out: {left_out:,} lines below {100 * smallest:g} % of that")
+    figure.update_layout(meta={"left_out": left_out})
     return style.finish(figure, title, notes, _LINE * (most + 1), left=4, right=4, bottom=8)
 
 

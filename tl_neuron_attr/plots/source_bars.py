@@ -48,7 +48,6 @@ def positions(scores: Float[Tensor, " source"], head: Head, provenance: Provenan
         return style.nothing(title, [labels.where(provenance)], "No source positions")
     values, n = floats(scores), len(scores)
     places = tables.decimals(values)
-    form = f".{places}f" if places < 6 else ".2e"
     shown = list(range(0, n, -(-n // _LABELLED)))
     figure: Any = Figure()
     figure.add_bar(
@@ -56,7 +55,9 @@ def positions(scores: Float[Tensor, " source"], head: Head, provenance: Provenan
         y=list(range(n)),
         orientation="h",
         marker={"color": [style.ORANGE if value < 0 else style.BLUE for value in values]},
-        text=[f"{value:+{form}}" for value in values] if n <= _LABELLED else None,
+        text=[tables.fixed(value, places, "+") if places < 6 else f"{value:+.2e}" for value in values]
+        if n <= _LABELLED
+        else None,
         textposition="outside",
         cliponaxis=False,
         hovertext=[
