@@ -328,7 +328,7 @@ def test_a_flow_leaves_out_links_that_are_next_to_nothing() -> None:
     assert sum(part.mode == "lines" for part in figure.data) == 1 + len(VALUE)
     assert figure.layout.meta == {"left_out": len(links) - 1}
     assert f"left out: {len(links) - 1} lines below 1 % of that" in figure.layout.title.text
-    every = na.plots.flow(QUERY, VALUE, weak, smallest=0)
+    every = na.plots.flow(QUERY, VALUE, weak, smallest=0.0)
     assert sum(part.mode == "lines" for part in every.data) == len(links) + len(VALUE)
     assert "left out" not in every.layout.title.text
     for smallest in (-0.1, 1.1, float("nan")):

@@ -177,7 +177,7 @@ def test_query_neurons_at_the_first_token_are_zeroed_apart(tmp_path):
     assert names == ["2 query neurons, most at the first token", "8 query neurons, the others"]
     card = page.document.one("ul", class_="findings").all("li")[-1].text
     assert f"the 2 at the first token alone: {float(changes[0]):+.2f}" in card
-    summed = re.search(r"embedding (.*), attention (.*), MLP (.*) = log-probability (.*)", findings_text(page))
+    summed = re.search(r"embedding (.*), attention (.*), MLP (.*) = log-probability (\S+)", findings_text(page))
     parts = [float(part) for part in summed.groups()]
     assert sum(parts[:3]) == pytest.approx(parts[3], abs=0.02)
     assert "attention sink" in page.document.one("section", id="prompt").text
@@ -199,7 +199,7 @@ def test_a_full_disk_leaves_what_was_there(monkeypatch, tmp_path):
     with pytest.raises(OSError, match="no space left"):
         na.report(traced(9), tmp_path / "page.html", k=1, controls=0)
     with pytest.raises(OSError, match="no space left"):
-        na.layer_scores(traced(9)).to_json(tmp_path / "layers.json")
+        na.value_neurons(traced(9), "mlp", k=1).to_json(tmp_path / "neurons.json")
     assert (tmp_path / "page.html").read_text() == "before"
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 

@@ -116,9 +116,10 @@ def flow(
     figure.update_xaxes(range=[_QUERY[0], _TARGET[1]], visible=False, fixedrange=True)
     figure.update_yaxes(range=[-most + 0.5, 1.0], visible=False, fixedrange=True)
     figure.update_layout(showlegend=False, hovermode="closest")
-    notes = [labels.where(origin), "width: share of the strongest line of its side", "dashed: lowers the target"]
+    notes = [labels.where(origin), "width: share of the strongest line of its side"]
     if left_out:
         notes.append(f"left out: {left_out:,} lines below {100 * smallest:g} % of that")
+    notes.append("dashed: lowers the target")
     figure.update_layout(meta={"left_out": left_out})
     return style.finish(figure, title, notes, _LINE * (most + 1), left=4, right=4, bottom=8)
 
