@@ -314,6 +314,20 @@ def test_bad_arguments_are_refused_before_any_work(no_model, capsys, tmp_path, a
 
 
 @pytest.mark.parametrize(
+    ("arguments", "way_out"),
+    [
+        (
+            ["explain", "The", "capital", "of"],
+            '; put the prompt in quotes, such as tl-neuron-attr explain "The capital',
+        ),
+        (["ablate", "x"], ' Give a prompt and labels, such as tl-neuron-attr ablate "The capital'),
+    ],
+)
+def test_a_prompt_without_quotes_or_labels_is_told_what_to_type(no_model, capsys, arguments, way_out):
+    assert way_out in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--target", " Paris is"], "target ' Paris is' is 2 tokens (' Paris', ' is')"),

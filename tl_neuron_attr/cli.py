@@ -65,6 +65,16 @@ app.command(epilog=f"Example: {SWEEP_EXAMPLE}")(sweep)
 app.command(epilog=f"Example: {SUMMARY_EXAMPLE}")(summary)
 
 
+def _way_out(error: Exception, message: str) -> str:
+    """What to type instead, where a prompt without quotes or one without labels is the likely mistake."""
+    command = getattr(getattr(error, "ctx", None), "info_name", None)
+    if command == "explain" and message.startswith("Got unexpected extra argument"):
+        return f"; put the prompt in quotes, such as {EXPLAIN_EXAMPLE}"
+    if command == "ablate" and message.startswith("Missing argument"):
+        return f" Give a prompt and labels, such as {ABLATE_EXAMPLE}"
+    return ""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code.
 
@@ -79,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: object = app(args=given or ["--help"], prog_name=PROGRAM, standalone_mode=False)
     except _UsageError as error:
         message: str = cast(Any, error).format_message()
-        typer.echo(f"{PROGRAM}: error: {' '.join(message.split())}", err=True)
+        typer.echo(f"{PROGRAM}: error: {' '.join(message.split())}{_way_out(error, message)}", err=True)
         return 2
     except OSError as error:  # what is not said of a named file: standard output cannot be written
         what = f"cannot write to standard output: {error.strerror}" if error.filename is None else str(error)
