@@ -444,7 +444,7 @@ REFUSALS: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "head": (lambda: na.Head(0, 6), {}, "L0H6 is not in .*: it has heads 0 to"),
     "dim": (lambda: na.AttnNeuron(0, 0, 16, 0), {}, "L0H0D16@0 is not in .*: it has dims 0 to"),
     "empty": (lambda: [], {}, "no neuron is given: name at least one"),
-    "string": (lambda: "L0N0", {}, "cannot ablate 'L0N0' of type str: give ranked neurons"),
+    "string": (lambda: "L0 N0", {}, "cannot read 'L0 N0' as a neuron, head or layer"),
     "number": (lambda: [3], {}, "cannot ablate 3 of type int"),
     "negative position": (lambda: na.MLPNeuron(0, 0), {"positions": [-1]}, "position -1 counts from the end, which"),
     "no position": (lambda: na.MLPNeuron(0, 0), {"positions": []}, r"positions=\[\] ablates nowhere"),

@@ -133,6 +133,18 @@ def test_completion_can_be_shown(capsys, monkeypatch):
 # --- explaining
 
 
+def test_tables_end_after_fifty_rows_and_say_so_and_files_are_named(tmp_path, capsys):
+    path = tmp_path / "found.json"
+    assert main(["explain", PROMPT, "--k", "53", "--json", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("... and 3 more (--json has all)") == 5  # layers, heads and three of neurons
+    assert f"wrote {path} (" in err and "wrote" not in out
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert [len(found[name]["neurons"]) for name in ("mlp_neurons", "attn_neurons", "query_neurons")] == [53] * 3
+    assert main(["explain", PROMPT, "--k", "50"]) == 0
+    assert "more (--json" not in capsys.readouterr().out
+
+
 def test_explain_prints_what_the_library_finds(demo):
     result = CliRunner().invoke(app, ["explain", PROMPT, "--k", "3"])
     assert result.exit_code == 0

@@ -22,7 +22,7 @@ from tl_neuron_attr.cli_options import (
     TargetOption,
     asked,
 )
-from tl_neuron_attr.cli_support import PROGRAM, announced, check_writable, deliver, fail
+from tl_neuron_attr.cli_support import PROGRAM, announced, check_writable, deliver, fail, say_written
 
 if TYPE_CHECKING:
     from tl_neuron_attr.explanation import Explanation
@@ -83,4 +83,5 @@ def _written(traced: "Trace", k: int, path: str) -> "Explanation":
         write(story, path)
     except OSError as error:
         fail(f"cannot write {path}: {error.strerror or error}")
+    say_written(path)
     return story.found

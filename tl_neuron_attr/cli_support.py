@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -72,6 +73,16 @@ def deliver(found: Any, json: str | None, shown: Callable[[], Any]) -> None:
             fail(f"cannot write {json}: {error.strerror or error}")
         except ValueError as error:
             fail(f"cannot write {json}: {error}")
+        say_written(json)
+
+
+def say_written(path: str) -> None:
+    """Name a file that was written, and its size, on standard error."""
+    if not os.path.isfile(path):  # a pipe, say
+        return
+    size = os.path.getsize(path)
+    told = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size:,} bytes"
+    typer.echo(f"wrote {path} ({told})", err=True)
 
 
 def as_text(name: str, given: str) -> str:

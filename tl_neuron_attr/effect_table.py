@@ -45,7 +45,7 @@ def render(found: AblationEffect) -> ConsoleRenderable:
         parts += [
             Text(f"\nThe change among {draws} draws of as many random neurons of the same layers", "bold"),
             _table(
-                ("", "their mean", "least", "largest", "z", "rank among controls"),
+                ("", "their mean", "least", "largest", "z", "rank among\ncontrols"),
                 (
                     (
                         _NAMES[row.metric],

@@ -6,7 +6,6 @@ coefficient at the position that ``n`` reads, and ``k_n``, ``total_n`` as in :mo
 zero where ``q`` writes after ``n`` has read. Summed over the value neurons it is the query score of ``q``.
 """
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.keys import Key, Keys
-from tl_neuron_attr.neurons import MLPNeuron, Neuron
+from tl_neuron_attr.neurons import MLPNeuron, Neuron, Neurons, neurons_of
 from tl_neuron_attr.numbering import place
 from tl_neuron_attr.query import weighted_keys
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 @without_autocast
 def links(
     trace: "Trace",
-    value: Iterable[Neuron],
-    query: Iterable[Neuron],
+    value: Neurons,
+    query: Neurons,
     *,
     key: Key = "linearised",
     normalise: bool = True,
@@ -51,7 +50,7 @@ def links(
     """
     import pandas  # pyright: ignore[reportMissingTypeStubs]
 
-    queries = tuple(dict.fromkeys(query))
+    queries = tuple(dict.fromkeys(neurons_of(query)))
     for neuron in queries:
         place(trace, neuron)
     weighted = weighted_keys(trace, value, key=key, normalise=normalise, memory_budget=memory_budget)

@@ -19,8 +19,9 @@ coordinates, first to last; identities of different classes are never equal.
 
 import operator
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 Kind: TypeAlias = Literal["mlp", "attn"]
 
@@ -147,6 +148,8 @@ class Layer(_Identity):
 
 
 Neuron: TypeAlias = MLPNeuron | AttnNeuron
+# One, or several as a ranking or any iterable; a label such as "L8N123" stands for its neuron.
+Neurons: TypeAlias = Neuron | str | Iterable[Neuron | str]
 
 _LABEL = re.compile(
     r"L(?P<layer>[0-9]+)"
@@ -161,6 +164,26 @@ def kind_of(neuron: Neuron) -> Kind:
     'mlp'
     """
     return "mlp" if isinstance(neuron, MLPNeuron) else "attn"
+
+
+def neurons_of(given: object) -> tuple[Neuron, ...]:
+    """The neurons that :data:`Neurons` names, in their order.
+
+    Raises :class:`ValueError` for anything else.
+
+    >>> neurons_of(["L8N123", AttnNeuron(9, 8, 17, 3)])
+    (MLPNeuron(layer=8, neuron=123), AttnNeuron(layer=9, head=8, dim=17, source=3))
+    """
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    each = cast("Iterable[object]", given) if several else [given]
+    found = [parse(one) if isinstance(one, str) else one for one in each]
+    for one in found:
+        if not isinstance(one, MLPNeuron | AttnNeuron):
+            raise ValueError(
+                f"{one!r} of type {type(one).__name__} is no neuron: give ranked neurons, MLPNeuron, AttnNeuron, "
+                f"their labels (L8N123, L9H8D17@3), or an iterable of these"
+            )
+    return tuple(cast("list[Neuron]", found))
 
 
 def parse(label: str) -> MLPNeuron | AttnNeuron | Head | Layer:

@@ -22,11 +22,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from tl_neuron_attr.errors import UnsupportedModelError
 from tl_neuron_attr.model_view import ModelView
-from tl_neuron_attr.neurons import AttnNeuron, Head, Layer, MLPNeuron
+from tl_neuron_attr.neurons import AttnNeuron, Head, Layer, MLPNeuron, parse
 from tl_neuron_attr.ranking import RankedNeurons
 
 Identity: TypeAlias = MLPNeuron | AttnNeuron | Head | Layer
-Neurons: TypeAlias = RankedNeurons | MLPNeuron | AttnNeuron | Head | Layer | Iterable[Any]
+Neurons: TypeAlias = RankedNeurons | MLPNeuron | AttnNeuron | Head | Layer | str | Iterable[Any]
 Named: TypeAlias = tuple[Identity, int | None]
 _Unit = TypeVar("_Unit")
 Scope: TypeAlias = Literal["neuron", "source"]
@@ -63,14 +63,17 @@ def check_scope(scope: str) -> Scope:
 def identities(neurons: object) -> Iterator[Named]:
     """Every identity, in the order given, with the predicting position that a ranking knows of it.
 
-    Raises :class:`ValueError` for anything that is neither an identity nor a collection of them.
+    A label stands for what it names. Raises :class:`ValueError` for anything that is neither an identity nor a
+    collection of them.
     """
     if isinstance(neurons, RankedNeurons):
         yield from ((neuron, neurons.provenance.position) for neuron in neurons)
     elif isinstance(neurons, MLPNeuron | AttnNeuron | Head | Layer):
         yield neurons, None
-    elif isinstance(neurons, str) or not isinstance(neurons, Iterable):
-        way_out = "its .top(k) is a ranking" if hasattr(neurons, "top") else "labels are read by neurons.parse"
+    elif isinstance(neurons, str):
+        yield parse(neurons), None
+    elif not isinstance(neurons, Iterable):
+        way_out = "its .top(k) is a ranking" if hasattr(neurons, "top") else "or their labels, such as L8N123"
         raise ValueError(
             f"cannot ablate {neurons!r} of type {type(neurons).__name__}: give ranked neurons, MLPNeuron, "
             f"AttnNeuron, Head, Layer, or an iterable of these ({way_out})"

@@ -19,6 +19,9 @@ from tl_neuron_attr.ranking import RankedNeurons, floats
 from tl_neuron_attr.tables import probability, quoted, strings
 from tl_neuron_attr.vocab import PromotedTokens, TokenChange
 
+# Rows of a table; the rest is for --json.
+_SHOWN = 50
+
 
 def render(found: Explanation, k: int) -> ConsoleRenderable:
     """Everything that ``explain`` found, with the ``k`` strongest layers and heads."""
@@ -77,13 +80,18 @@ def _scores(title: str, name: str, pairs: Sequence[tuple[object, float]]) -> Con
     table = _table()
     table.add_column(name, no_wrap=True)
     table.add_column("score", justify="right", no_wrap=True)
-    for (label, _), score in zip(pairs, strings([score for _, score in pairs])[0], strict=True):
+    shown = pairs[:_SHOWN]
+    for (label, _), score in zip(shown, strings([score for _, score in shown])[0], strict=True):
         table.add_row(str(label), score)
-    return Group(_title(title), table)
+    return Group(_title(title), table, *_more(len(pairs)))
 
 
-def _neurons(ranked: RankedNeurons, promoted: PromotedTokens) -> Table:
-    table = _table()
+def _more(count: int) -> list[Text]:
+    return [] if count <= _SHOWN else [Text(f"... and {count - _SHOWN:,} more (--json has all)")]
+
+
+def _neurons(every: RankedNeurons, promoted: PromotedTokens) -> ConsoleRenderable:
+    table, ranked = _table(), every.top(_SHOWN)
     table.add_column("neuron", no_wrap=True)
     table.add_column("score", justify="right", no_wrap=True)
     table.add_column("coefficient", justify="right", no_wrap=True)
@@ -97,7 +105,7 @@ def _neurons(ranked: RankedNeurons, promoted: PromotedTokens) -> Table:
         if place:
             cells.append(Text(quoted(tokens[i])))
         table.add_row(*cells, _Ends(promoted.up[i], promoted.down[i]))
-    return table
+    return Group(table, *_more(len(every)))
 
 
 def _places(ranked: RankedNeurons) -> tuple[str, Sequence[str]]:

@@ -9,7 +9,7 @@ reads ``W_U' N(N_l(a w) W_V[l, kv(h)] W_O[l, h])``, with ``N_l`` the linear part
 attention, its scale frozen at the position where the neuron writes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tl_neuron_attr import tables
 from tl_neuron_attr.arithmetic import without_autocast
-from tl_neuron_attr.neurons import Neuron
+from tl_neuron_attr.neurons import Neuron, Neurons, neurons_of
 from tl_neuron_attr.numbering import chosen_layers, place
 from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
@@ -77,7 +77,7 @@ class PromotedTokens:
 @without_autocast
 def promoted_tokens(
     trace: "Trace",
-    neurons: Iterable[Neuron],
+    neurons: Neurons,
     k: int = 10,
     *,
     position: int | None = None,
@@ -105,7 +105,7 @@ def promoted_tokens(
 @without_autocast
 def through_head(
     trace: "Trace",
-    neurons: Iterable[Neuron],
+    neurons: Neurons,
     layer: int,
     head: int,
     k: int = 10,
@@ -148,14 +148,14 @@ def through_head(
 
 
 def _written(
-    trace: "Trace", neurons: Iterable[Neuron], position: int | None
+    trace: "Trace", neurons: Neurons, position: int | None
 ) -> list[tuple[Neuron, int, Float[Tensor, " d_model"]]]:
     """Each neuron, where it writes, and ``a w``: what it adds there."""
     if position is not None and not 0 <= position <= trace.position:
         raise ValueError(f"position {position} is out of range: the trace holds positions 0 to {trace.position}")
     own = neurons.columns.get("pos") if isinstance(neurons, RankedNeurons) else None
     placed: list[tuple[Neuron, int, Tensor]] = []
-    for i, neuron in enumerate(neurons):
+    for i, neuron in enumerate(neurons_of(neurons)):
         place(trace, neuron)
         pos = position if position is not None else trace.position if own is None else int(cast("int", own[i]))
         row = rows_of(trace, [neuron], pos)[0]
