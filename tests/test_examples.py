@@ -58,3 +58,5 @@ def test_readme(tmp_path, monkeypatch):
     namespace: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, str(README), "exec"), namespace)
+    [shown] = re.findall(r"```text\n>>> mlp\n(.*?)\.\.\.\n```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert str(namespace["mlp"]).startswith(shown), "the README shows what is printed"
