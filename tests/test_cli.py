@@ -133,6 +133,17 @@ def test_completion_can_be_shown(capsys, monkeypatch):
 # --- explaining
 
 
+@pytest.mark.parametrize(
+    "command", [["explain", PROMPT, "--k", "1"], ["ablate", PROMPT, "L27N846", "--controls", "0"]]
+)
+def test_a_target_without_its_space_is_noticed(command, capsys):
+    assert main([*command, "--target", "Paris"]) == 0
+    assert 'is more probable here: --target " Paris"' in capsys.readouterr().err
+    for target in (" Paris", "qu", "\n"):  # with its space; less probable with one; no word
+        assert main([*command, "--target", target]) == 0
+        assert "more probable" not in capsys.readouterr().err
+
+
 def test_tables_end_after_fifty_rows_and_say_so_and_files_are_named(tmp_path, capsys):
     path = tmp_path / "found.json"
     assert main(["explain", PROMPT, "--k", "53", "--json", str(path)]) == 0

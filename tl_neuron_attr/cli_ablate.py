@@ -22,7 +22,7 @@ from tl_neuron_attr.cli_options import (
     TargetOption,
     asked,
 )
-from tl_neuron_attr.cli_support import PROGRAM, announced, as_text, check_writable, deliver, fail
+from tl_neuron_attr.cli_support import PROGRAM, announced, as_text, check_writable, deliver, fail, note_space
 
 if TYPE_CHECKING:
     from tl_neuron_attr.neurons import AttnNeuron, Head, Layer, MLPNeuron
@@ -95,6 +95,7 @@ def ablate(
             fail(str(error))
     from tl_neuron_attr.effect_table import render
 
+    note_space(traced, target)
     deliver(found, json, lambda: render(found))
 
 

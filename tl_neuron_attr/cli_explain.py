@@ -22,7 +22,7 @@ from tl_neuron_attr.cli_options import (
     TargetOption,
     asked,
 )
-from tl_neuron_attr.cli_support import PROGRAM, announced, check_writable, deliver, fail, say_written
+from tl_neuron_attr.cli_support import PROGRAM, announced, check_writable, deliver, fail, note_space, say_written
 
 if TYPE_CHECKING:
     from tl_neuron_attr.explanation import Explanation
@@ -70,6 +70,7 @@ def explain(
             fail(str(error))
     from tl_neuron_attr.terminal import render
 
+    note_space(traced, target)
     deliver(found, json, lambda: render(found, k))
 
 

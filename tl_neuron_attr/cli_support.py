@@ -14,6 +14,7 @@ from tl_neuron_attr.serialise import writable
 
 if TYPE_CHECKING:
     from tl_neuron_attr.cli_options import Backend
+    from tl_neuron_attr.trace import Trace
 
 PROGRAM = "tl-neuron-attr"
 
@@ -91,6 +92,20 @@ def as_text(name: str, given: str) -> str:
         return given.encode("utf-8", "surrogateescape").decode("utf-8")
     except UnicodeError:
         fail(f"the {name} {given!a} is not text in UTF-8")
+
+
+def note_space(traced: "Trace", target: str | None) -> None:
+    """Say so where the target begins a word without the space that the model has before it here."""
+    from tl_neuron_attr.targets import TargetError, resolve_target
+
+    if target is None or target[:1].isspace():
+        return
+    try:
+        spaced = resolve_target(f" {target}", traced.vocabulary)
+    except TargetError:
+        return
+    if spaced is not None and float(spaced.value(traced.log_probs)) > traced.target_log_prob:
+        warn(f'note: with a space before it the target is more probable here: --target " {target}"')
 
 
 def check_writable(json: str | None) -> None:
