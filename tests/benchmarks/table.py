@@ -76,10 +76,14 @@ RATIOS = {
 Rows = dict[str, dict[int, dict[str, Any]]]
 
 
-def throughput(run: dict[str, Any]) -> dict[int, float]:
-    """Prompts a second of a sweep, by batch size."""
+def throughput(run: dict[str, Any]) -> dict[str, float]:
+    """Prompts a second of a sweep, by the prompts' types and batch size."""
     jobs = [one for one in run["benchmarks"] if one["extra_info"].get("job") == "sweep"]
-    return {one["extra_info"]["batch_size"]: one["extra_info"]["n_prompts"] / one["stats"]["median"] for one in jobs}
+    return {
+        f"{one['extra_info']['types']}, {one['extra_info']['batch_size']} at a time": one["extra_info"]["n_prompts"]
+        / one["stats"]["median"]
+        for one in jobs
+    }
 
 
 def medians(run: dict[str, Any]) -> Rows:
@@ -168,6 +172,6 @@ if __name__ == "__main__":
     record = {"seconds": measured, "ratios": compared, "memory": peaks, "sweep, prompts a second": swept}
     (folder / "table.json").write_text(json.dumps(record, indent=1) + "\n")
     text = markdown(measured, compared, peaks)
-    text += "".join(f"\nA sweep, {size} at a time: {speed:.2f} prompts a second\n" for size, speed in swept.items())
+    text += "".join(f"\nA sweep of {told}: {speed:.2f} prompts a second\n" for told, speed in swept.items())
     (folder / "table.md").write_text(text)
     sys.stdout.write(text)
