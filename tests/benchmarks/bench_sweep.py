@@ -5,15 +5,11 @@ sweep is timed whole: traces, layers, heads, the top 300 of both kinds of neuron
 """
 
 import pytest
+from machine import demo_model
 
 import tl_neuron_attr as na
 
 N_PROMPTS = 64
-
-
-@pytest.fixture(scope="module")
-def model():
-    return na.load_demo_model()
 
 
 def prompts(types):
@@ -23,7 +19,9 @@ def prompts(types):
 
 @pytest.mark.parametrize("batch_size", [1, 16])
 @pytest.mark.parametrize("types", ["one type", "mixed types"])
-def test_sweep(benchmark, model, tmp_path, types, batch_size):
+def test_sweep(benchmark, tmp_path, types, batch_size):
+    model = demo_model()
+
     def swept():
         return na.sweep(model, prompts(types), tmp_path / "out", batch_size=batch_size, progress=False)
 
