@@ -3,7 +3,7 @@
 Within a part, prompts of one length run in one forward pass (:mod:`tl_neuron_attr.rows`), as many as a batch has, and
 the part's traces are scored together, so that they share their products with the vocabulary
 (:mod:`tl_neuron_attr.overview`). With a batch of one, nothing is shared. Of the memory budget, a forward pass takes
-half at most and the traces that are held a quarter, for which the rest is when they are scored; what does not fit is
+half at most and the traces that are held a quarter; what they leave is for scoring them, and what does not fit is
 done in turns. Rows are in the prompts' order whatever the batches were.
 
 What is a prompt's own fault, and goes to its row as the reason:
@@ -112,10 +112,14 @@ class PartRunner:
             held.append(trace)
             numbers.append(request.index)
             if alone or sum(map(trace_bytes, held)) >= room:
-                yield dict(zip(numbers, _each(held, self._result), strict=True))
+                yield self._scored(numbers, held)
                 held, numbers = [], []
         if held:
-            yield dict(zip(numbers, _each(held, self._result), strict=True))
+            yield self._scored(numbers, held)
+
+    def _scored(self, numbers: Sequence[int], held: Sequence[Trace]) -> dict[int, "Result | Failure"]:
+        budget = max(self._wanted.memory_budget - sum(map(trace_bytes, held)), 2**20)
+        return dict(zip(numbers, _each(held, lambda traces: self._result(traces, budget)), strict=True))
 
     def _traces(self, requests: Sequence[Request]) -> Iterator[tuple[Request, "Trace | Failure"]]:
         of_length: dict[int, list[Request]] = {}
@@ -135,9 +139,8 @@ class PartRunner:
         row = length * (each + view.W_U.shape[1]) * view.compute_dtype.itemsize
         return max(1, self._wanted.memory_budget // (4 * row))
 
-    def _result(self, traces: Sequence[Trace]) -> list["Result"]:
+    def _result(self, traces: Sequence[Trace], budget: int) -> list["Result"]:
         wanted = self._wanted
-        budget = max(3 * wanted.memory_budget // 4, 2**20)
         depth = max(wanted.k, N_QUERIED) if wanted.query else wanted.k
         found: list[Result] = []
         for trace, all_of in zip(traces, overviews(traces, depth, memory_budget=budget), strict=True):
