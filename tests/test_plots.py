@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas
@@ -18,7 +19,7 @@ import torch
 import tl_neuron_attr as na
 from tl_neuron_attr.curves import AblationCurve
 from tl_neuron_attr.outcomes import Outcomes
-from tl_neuron_attr.plots import labels
+from tl_neuron_attr.plots import labels, style
 from tl_neuron_attr.protocol import Protocol
 from tl_neuron_attr.ranking import Provenance
 
@@ -438,3 +439,14 @@ def test_figures_leave_the_results_as_they_were() -> None:
     before = scores.scores.clone()
     na.plots.heads(scores)
     assert torch.equal(scores.scores, before)
+
+
+def test_a_figure_of_something_else_is_refused_by_name() -> None:
+    """Outside of tests, where no types are checked."""
+    with pytest.raises(ValueError, match=r"shows RankedNeurons, not list: give a ranking such as"):
+        style.expect([1, 2], na.RankedNeurons, 'a ranking such as na.value_neurons(trace, "mlp")')
+    code = "import tl_neuron_attr as na; na.plots.layers('L9')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(na.__file__).parents[1]
+    )
+    assert "this figure shows LayerScores, not str: give na.layer_scores(trace)" in done.stderr

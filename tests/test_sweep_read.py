@@ -146,7 +146,8 @@ def test_reading_needs_neither_torch_nor_a_model(swept: Any) -> None:
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == "12 of 12 prompts done, 1 of them unreadable"
+    assert lines[0] == f"12 of 12 prompts done, {len(found.prompts())} have a result"
+    assert 'query neurons: load_sweep(DIR).neurons("mlp", role="query")' in lines
     assert all(len(line) <= 80 for line in lines)
     sums = found.layer_sums().set_index("type")
     heads = {type_: " ".join(map(str, best[:2])) for type_, best in found.top_heads().items()}

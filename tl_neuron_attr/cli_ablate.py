@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
 EXAMPLE = f'{PROGRAM} ablate "The capital of France is" L27N846 L23H4 L29H1D46@4 --target " Paris"'
 
-# More draws than this take hours, and tell no more.
+# More draws than this tell no more.
 MOST_CONTROLS = 10_000
+# With more draws than these a bar shows how far it is.
+_MANY_CONTROLS = 100
 
 _MODES = "zero, scale=FACTOR (such as scale=2), set=VALUE (such as set=0.5) or resample=PROMPT"
 
@@ -80,7 +82,9 @@ def ablate(
     check_writable(json)
     chosen, make_mode = _identities(neurons), _mode(as_text("mode", mode))
     loaded = announced(model, backend)
-    with contextlib.redirect_stdout(sys.stderr), Console(stderr=True).status("Ablating ..."):
+    bar = controls > _MANY_CONTROLS
+    waiting = contextlib.nullcontext() if bar else Console(stderr=True).status("Ablating ...")
+    with contextlib.redirect_stdout(sys.stderr), waiting:
         from tl_neuron_attr.effects import ablation_effect
         from tl_neuron_attr.trace import trace
 
@@ -89,7 +93,13 @@ def ablate(
             if scope is AblationScope.neuron:  # the other scope refuses it where it looks for the source
                 _check_sources(chosen, len(traced.str_tokens))
             found = ablation_effect(
-                traced, chosen, make_mode(loaded), scope=scope.value, controls=controls, seed=seed
+                traced,
+                chosen,
+                make_mode(loaded),
+                scope=scope.value,
+                controls=controls,
+                seed=seed,
+                progress=bar and sys.stderr.isatty(),
             )
         except ValueError as error:
             fail(str(error))

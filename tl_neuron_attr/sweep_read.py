@@ -100,6 +100,8 @@ class SweepFiles:
     def neurons(self, kind: Kind | None = None, role: Role = "value") -> "pandas.DataFrame":
         """One row a (prompt, neuron), best first; of one kind without the columns that kind has not.
 
+        Query neurons are a role, not a kind: ``neurons("mlp", role="query")``.
+
         Raises :class:`ValueError` for an unknown kind or role, and for query neurons that were not asked for.
         """
         names = TABLES["neurons"].names

@@ -97,11 +97,11 @@ def _by_type(prompts: "pandas.DataFrame", errors: "pandas.DataFrame") -> "pandas
 def render(found: SweepSummary) -> ConsoleRenderable:
     """The tables, the strongest few of each."""
     files, settings = found.files, found.files.settings
-    unreadable = files.n_done - int(found.prompts[["results", "without"]].to_numpy().sum())
-    also = f", {unreadable:,} of them unreadable" if unreadable else ""
+    n_results = int(found.prompts["results"].to_numpy().sum())
     parts: list[ConsoleRenderable] = [
-        Text(f"{files.n_done:,} of {files.n_prompts:,} prompts done{also}", "bold"),
+        Text(f"{files.n_done:,} of {files.n_prompts:,} prompts done, {n_results:,} have a result", "bold"),
         Text(f"model {settings['model']}"),
+        *([Text('query neurons: load_sweep(DIR).neurons("mlp", role="query")')] if settings["query"] else []),
         Text(f"top {settings['k']} neurons, convention {settings['convention']}; scores in nats, means over prompts"),
         _title("Prompts, target's log-probability, sums of layers, heads"),
         _prompts(found),

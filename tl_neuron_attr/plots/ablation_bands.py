@@ -36,6 +36,7 @@ def ablation(curve: AblationCurve, metric: str = "log_prob") -> "Figure":
         >>> list(na.plots.ablation(curve).data[-1].x)
         [1, 10]
     """
+    style.expect(curve, AblationCurve, "na.ablation_curve(...)")
     from plotly.graph_objects import Figure  # pyright: ignore[reportMissingTypeStubs]
 
     curve.before.values(metric)

@@ -28,6 +28,7 @@ def heads(scores: HeadScores) -> "Figure":
         >>> len(figure.data[0].z), len(figure.data[0].z[0])
         (30, 9)
     """
+    style.expect(scores, HeadScores, "na.head_scores(trace)")
     from plotly.graph_objects import Figure  # pyright: ignore[reportMissingTypeStubs]
 
     origin = scores.provenance

@@ -26,6 +26,7 @@ def layers(scores: LayerScores) -> "Figure":
         >>> len(figure.data[0].y)
         30
     """
+    style.expect(scores, LayerScores, "na.layer_scores(trace)")
     from plotly.subplots import make_subplots  # pyright: ignore[reportMissingTypeStubs]
 
     origin, n = scores.provenance, len(scores.attn)

@@ -24,6 +24,7 @@ def ranks(ranked: RankedNeurons) -> "Figure":
         >>> list(figure.data[0].x[:3])
         [1, 2, 3]
     """
+    style.expect(ranked, RankedNeurons, 'a ranking such as na.value_neurons(trace, "mlp")')
     from plotly.subplots import make_subplots  # pyright: ignore[reportMissingTypeStubs]
 
     origin, unit = ranked.provenance, labels.unit_of(ranked.method)

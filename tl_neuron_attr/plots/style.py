@@ -62,6 +62,12 @@ def finish(
     return figure
 
 
+def expect(given: object, wanted: type, way: str) -> None:
+    """Raise :class:`ValueError` where a figure is asked for something else than the result that it shows."""
+    if not isinstance(given, wanted):
+        raise ValueError(f"this figure shows {wanted.__name__}, not {type(given).__name__}: give {way}")
+
+
 def nothing(title: str, notes: Sequence[str], why: str) -> Any:
     """A figure of an empty result, which says so."""
     from plotly.graph_objects import Figure  # pyright: ignore[reportMissingTypeStubs]
