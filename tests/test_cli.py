@@ -402,7 +402,8 @@ def test_unknown_model_is_one_line(named, capsys, backend):
     line = refused(capsys, "explain", PROMPT, "--model", "no-such-model", "--backend", backend)
     assert line == (
         "model 'no-such-model' cannot be loaded: no-such-model is not a local folder. "
-        "Give a name that TransformerLens knows, and see that the model hub can be reached."
+        "Give a name that TransformerLens knows and see that the model hub can be reached, or give a folder that "
+        "holds the model."
     )
 
 

@@ -32,7 +32,9 @@ PositionOption: TypeAlias = Annotated[
 ]
 ModelOption: TypeAlias = Annotated[
     str | None,
-    typer.Option(help="A model that TransformerLens knows, such as gpt2. Default: the embedded SmolLM2."),
+    typer.Option(
+        help="A model that TransformerLens knows, such as gpt2, or its folder. Default: the embedded SmolLM2."
+    ),
 ]
 BackendOption: TypeAlias = Annotated[
     Backend | None, typer.Option(help="The TransformerLens class. Default: what its release prefers.")

@@ -76,7 +76,8 @@ def load_model(name: str | None = None, backend: Literal["bridge", "hooked"] | N
     """A model that TransformerLens knows by name, its weights unprocessed, in evaluation mode.
 
     Args:
-        name: such as ``"gpt2"``; ``None`` is the embedded model of :func:`load_demo_model`.
+        name: such as ``"gpt2"``, or the path of a folder that holds a model; ``None`` is the embedded model of
+            :func:`load_demo_model`.
         backend: as for :func:`load_demo_model`.
 
     Raises:
@@ -102,7 +103,8 @@ def load_model(name: str | None = None, backend: Literal["bridge", "hooked"] | N
         reason = textwrap.shorten(reason.splitlines()[0], 160, placeholder=" ...")
         raise ValueError(
             f"model {name!r} cannot be loaded: {reason} "
-            "Give a name that TransformerLens knows, and see that the model hub can be reached."
+            "Give a name that TransformerLens knows and see that the model hub can be reached, or give a folder that "
+            "holds the model."
         ) from error
 
 
