@@ -17,7 +17,7 @@ import zoo
 from sweep_prompts import LINES, files, write
 
 import tl_neuron_attr as na
-from tl_neuron_attr import sweep_parts, sweep_schema, sweep_store, whole_file
+from tl_neuron_attr import sweep_parts, sweep_schema, whole_file
 
 pytestmark = pytest.mark.any_release
 
@@ -101,8 +101,8 @@ def dying(sweeping: Sweep, at: int, torn: bool) -> list[str]:
 
     flush, rename = os.fsync, os.replace
     sweeping.points = lambda: point("compute")
-    sweeping.patch.setattr(sweep_store.os, "fsync", fsync)
-    sweeping.patch.setattr(sweep_store.os, "replace", replace)
+    sweeping.patch.setattr(whole_file.os, "fsync", fsync)
+    sweeping.patch.setattr(whole_file.os, "replace", replace)
     return passed
 
 
@@ -170,8 +170,8 @@ def test_a_reader_sees_whole_parts_only(sweeping: Sweep) -> None:
 
     flush, rename = os.fsync, os.replace
     with sweeping.patch.context() as patch:
-        patch.setattr(sweep_store.os, "fsync", lambda descriptor: (look(), flush(descriptor), look()))
-        patch.setattr(sweep_store.os, "replace", lambda old, new: (look(), rename(old, new), look()))
+        patch.setattr(whole_file.os, "fsync", lambda descriptor: (look(), flush(descriptor), look()))
+        patch.setattr(whole_file.os, "replace", lambda old, new: (look(), rename(old, new), look()))
         sweeping.run("out")
     assert sorted(set(seen)) == [0, 3, 6, 8]
 
