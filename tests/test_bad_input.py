@@ -202,8 +202,8 @@ BAD_TARGETS: dict[str, tuple[Any, str]] = {
     "empty string": ("", "the target is an empty string: give a string of one token, or a token id"),
     "several tokens": (
         "t5 t42",
-        "target 't5 t42' is 2 tokens ('t5', 't42'): a target is one token; attribute to its first, 't5', or to all "
-        "of them with trace_continuation(model, prompt, 't5 t42')",
+        "target 't5 t42' is 2 tokens ('t5', 't42'): a target is one token; attribute to its first, 't5', or in "
+        "Python to all of them with trace_continuation(model, prompt, 't5 t42')",
     ),
     "no set": (na.AnyOf([]), "AnyOf([]) names no token: give at least one"),
     "set with one outside": (
@@ -212,8 +212,8 @@ BAD_TARGETS: dict[str, tuple[Any, str]] = {
     ),
     "set with several tokens": (
         na.AnyOf(["t3", "t5 t42"]),
-        "target 't5 t42' is 2 tokens ('t5', 't42'): a target is one token; attribute to its first, 't5', or to all "
-        "of them with trace_continuation(model, prompt, 't5 t42')",
+        "target 't5 t42' is 2 tokens ('t5', 't42'): a target is one token; attribute to its first, 't5', or in "
+        "Python to all of them with trace_continuation(model, prompt, 't5 t42')",
     ),
     "contrast with itself": (
         na.Contrast(3, 3),

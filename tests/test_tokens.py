@@ -138,7 +138,7 @@ def test_several_tokens(backend: str, family_: str, text: str, pieces: list[str]
         na.trace(made, PROMPT, text)
     assert str(caught.value) == (
         f"target {text!r} is {len(pieces)} tokens ({', '.join(pieces)}): a target is one token; attribute to its "
-        f"first, {pieces[0]}, or to all of them with trace_continuation(model, prompt, {text!r})"
+        f"first, {pieces[0]}, or in Python to all of them with trace_continuation(model, prompt, {text!r})"
     )
 
 

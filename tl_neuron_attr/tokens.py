@@ -203,5 +203,5 @@ class Tokens:
         listed = ", ".join(self.quoted(token) for token in pieces)
         return (
             f"target {text!r} is {len(pieces)} tokens ({listed}): a target is one token; attribute to its first, "
-            f"{self.quoted(pieces[0])}, or to all of them with trace_continuation(model, prompt, {text!r})"
+            f"{self.quoted(pieces[0])}, or in Python to all of them with trace_continuation(model, prompt, {text!r})"
         )
