@@ -26,7 +26,6 @@ def methods(comparison: MethodComparison) -> "Figure":
         >>> figure.layout.xaxis3.title.text
         'Log-prob.<br>(nats)'
     """
-    style.expect(comparison, MethodComparison, "na.compare_methods(...)")
     from plotly.subplots import make_subplots  # pyright: ignore[reportMissingTypeStubs]
 
     rows = comparison.rows
