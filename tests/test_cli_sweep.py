@@ -1,5 +1,6 @@
 """`tl-neuron-attr sweep`: what it prints, writes and refuses, and its exit codes; on a tiny model."""
 
+import inspect
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from test_cli_evaluate import _SEPARATE
 from typer.testing import CliRunner
 
 import tl_neuron_attr as na
-from tl_neuron_attr import models, sweep_store
+from tl_neuron_attr import cli_sweep, models, sweep_store
 from tl_neuron_attr.cli import app, main
 
 pytestmark = pytest.mark.any_release
@@ -136,3 +137,11 @@ def test_help_shows_an_example(command: str) -> None:
     assert result.exit_code == 0
     assert f"Example: tl-neuron-attr {command} " in result.output
     assert all(len(line) <= 80 for line in result.output.splitlines())
+
+
+def test_defaults_are_the_librarys() -> None:
+    """The command names them without importing what is slow."""
+    command, library = (inspect.signature(call).parameters for call in (cli_sweep.sweep, na.sweep))
+    for name in ("k", "query", "batch_size", "part_size", "leading_space", "progress"):
+        assert command[name].default == library[name].default
+    assert command["memory_budget"].default * 2**20 == library["memory_budget"].default

@@ -202,14 +202,14 @@ def test_a_prompt_that_fails_on_the_way_costs_itself_only(
 ) -> None:
     prompts = [line["prompt"] for line in LINES]
     swept(model, prompts, tmp_path / "whole")
-    build = batching.build
+    cut = batching.traces_of
 
     def failing(*given: Any) -> Any:
-        if given[2] == prompts[2]:
+        if any(one.prompt == prompts[2] for one in given[3]):
             raise na.UnsupportedModelError("the numbers of this one do not fit together")
-        return build(*given)
+        return cut(*given)
 
-    monkeypatch.setattr(batching, "build", failing)
+    monkeypatch.setattr(batching, "traces_of", failing)
     done = swept(model, prompts, tmp_path / "out")
     assert [(e.prompt, e.kind, e.error) for e in done.errors] == [
         (2, "model", "the numbers of this one do not fit together")

@@ -10,13 +10,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tl_neuron_attr.cached import CachedRun
-from tl_neuron_attr.checks import check_traces
 from tl_neuron_attr.model_view import ModelView
 from tl_neuron_attr.prompts import Request, requests
 from tl_neuron_attr.rows import Rows, difference, in_order
 from tl_neuron_attr.targets import Target
 from tl_neuron_attr.tokens import Prompt, Tokens
-from tl_neuron_attr.trace import Convention, Trace, build, prepare
+from tl_neuron_attr.trace import Asked, Convention, Trace, prepare, traces_of
 
 
 def trace_batch(
@@ -92,20 +91,17 @@ def _with_progress(traces: Iterator[Trace], total: int | None, progress: bool) -
 def rows_of(view: ModelView, vocabulary: Tokens, convention: Convention) -> Rows[Trace]:
     """What makes traces of prompts of one length."""
 
-    def built(row: Request, run: CachedRun) -> Trace:
-        return build(view, vocabulary, row.prompt, row.tokens, row.dest, row.target, convention, run)
+    def cut(rows: Sequence[Request], runs: Sequence[CachedRun]) -> list[Trace]:
+        asked = [Asked(r.prompt, r.tokens, r.dest, r.target, run) for r, run in zip(rows, runs, strict=True)]
+        return traces_of(view, vocabulary, convention, asked)
 
     def together(rows: Sequence[Request]) -> list[Trace]:
         tokens = torch.stack([row.tokens for row in rows])
         runs = CachedRun.forward_rows(view, tokens, [row.dest for row in rows])
-        made = [built(row, run) for row, run in zip(rows, runs, strict=True)]
-        check_traces(made)
-        return made
+        return cut(rows, runs)
 
     def alone(row: Request) -> Trace:
-        made = built(row, CachedRun.forward(view, row.tokens, [row.dest]))
-        check_traces([made])
-        return made
+        return cut([row], [CachedRun.forward(view, row.tokens, [row.dest])])[0]
 
     return Rows(view, together, alone, _difference)
 

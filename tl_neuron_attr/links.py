@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.keys import Key, Keys
-from tl_neuron_attr.neurons import MLPNeuron, Neuron, Neurons, neurons_of
+from tl_neuron_attr.neurons import GivenNeurons, MLPNeuron, Neuron, neurons_of
 from tl_neuron_attr.numbering import place
 from tl_neuron_attr.query import weighted_keys
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 @without_autocast
 def links(
     trace: "Trace",
-    value: Neurons,
-    query: Neurons,
+    value: GivenNeurons,
+    query: GivenNeurons,
     *,
     key: Key = "linearised",
     normalise: bool = True,

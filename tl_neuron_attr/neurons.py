@@ -149,7 +149,7 @@ class Layer(_Identity):
 
 Neuron: TypeAlias = MLPNeuron | AttnNeuron
 # One, or several as a ranking or any iterable; a label such as "L8N123" stands for its neuron.
-Neurons: TypeAlias = Neuron | str | Iterable[Neuron | str]
+GivenNeurons: TypeAlias = Neuron | str | Iterable[Neuron | str]
 
 _LABEL = re.compile(
     r"L(?P<layer>[0-9]+)"
@@ -167,7 +167,7 @@ def kind_of(neuron: Neuron) -> Kind:
 
 
 def neurons_of(given: object) -> tuple[Neuron, ...]:
-    """The neurons that :data:`Neurons` names, in their order.
+    """The neurons that :data:`GivenNeurons` names, in their order.
 
     Raises :class:`ValueError` for anything else.
 

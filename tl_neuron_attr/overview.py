@@ -19,13 +19,13 @@ from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.bases import Bases
 from tl_neuron_attr.candidates import base_vectors
 from tl_neuron_attr.numbering import chosen_layers
-from tl_neuron_attr.positions import added_at
 from tl_neuron_attr.question import Question
 from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
 from tl_neuron_attr.results import HeadScores, LayerScores, RankedNeurons
 from tl_neuron_attr.together import VALUE_METHOD, found_at, groups, ranking
-from tl_neuron_attr.writes import head_vectors, stream_before
+from tl_neuron_attr.value import heads_at, layers_along
+from tl_neuron_attr.writes import stream_before
 
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
@@ -80,10 +80,8 @@ class _Asked:
         return [*both, stream_before(self.trace, self.trace.view.n_layers)[None].to(both[0].device)]
 
     def layers(self, attn: Bases, mlp: Bases, final: Bases) -> LayerScores:
-        """Differences of ``T`` along the stream."""
-        along = torch.cat([torch.stack([attn.value, mlp.value], 1).flatten(), final.value])
-        gained = along.diff().view(-1, 2)
-        return LayerScores(attn=gained[:, 0], mlp=gained[:, 1], provenance=self.trace.provenance)
+        """From what :meth:`vectors` were read out as."""
+        return layers_along(self.trace, torch.cat([torch.stack([attn.value, mlp.value], 1).flatten(), final.value]))
 
 
 def _of_group(asked: Sequence[_Asked]) -> list[Overview]:
@@ -95,17 +93,8 @@ def _of_group(asked: Sequence[_Asked]) -> list[Overview]:
     questions = [question for own in asked for question in (own.mlp, own.attn)]
     of_each = [one for attn, mlp, _ in bases for one in (mlp, attn)]
     ranked = [ranking(q, one, VALUE_METHOD) for q, one in zip(questions, found_at(questions, of_each), strict=True)]
-    heads = _heads([own.trace for own in asked], [attn for attn, _, _ in bases])
+    heads = heads_at([own.trace for own in asked], [attn for attn, _, _ in bases])
     return [
         Overview(own.layers(*bases[i]), heads[i], mlp=ranked[2 * i], attn=ranked[2 * i + 1])
         for i, own in enumerate(asked)
-    ]
-
-
-def _heads(traces: "Sequence[Trace]", bases: Sequence[Bases]) -> list[HeadScores]:
-    """Scores of every head of each trace, at its bases of attention."""
-    vectors = [[head_vectors(trace, layer) for layer in range(trace.view.n_layers)] for trace in traces]
-    return [
-        HeadScores(scores=own.view(trace.view.n_layers, -1), provenance=trace.provenance)
-        for trace, own in zip(traces, added_at(bases, vectors), strict=True)
     ]

@@ -25,7 +25,7 @@ from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.candidates import scores_of
 from tl_neuron_attr.keys import Key, Keys, keys_of
 from tl_neuron_attr.methods import VALUE_METHOD
-from tl_neuron_attr.neurons import Kind, Neuron, Neurons, check_kind, neurons_of
+from tl_neuron_attr.neurons import GivenNeurons, Kind, Neuron, check_kind, neurons_of
 from tl_neuron_attr.numbering import Numbering, chosen_layers
 from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET
@@ -91,7 +91,7 @@ def query_layers(
 @without_autocast
 def query_neurons(
     trace: "Trace",
-    neurons: Neurons,
+    neurons: GivenNeurons,
     kind: Kind = "mlp",
     k: int = 100,
     *,
@@ -150,7 +150,7 @@ def query_neurons(
 
 
 def weighted_keys(
-    trace: "Trace", neurons: Neurons, *, key: Key, normalise: bool, memory_budget: int
+    trace: "Trace", neurons: GivenNeurons, *, key: Key, normalise: bool, memory_budget: int
 ) -> list[WeightedKeys]:
     """``S_n k_n / total_n`` of every value neuron, grouped by the stream it reads."""
     score = _value_scores(trace, neurons, memory_budget)
@@ -176,7 +176,7 @@ def weighted_keys(
     return out
 
 
-def _value_scores(trace: "Trace", neurons: Neurons, memory_budget: int) -> dict[Neuron, float]:
+def _value_scores(trace: "Trace", neurons: GivenNeurons, memory_budget: int) -> dict[Neuron, float]:
     """Value scores in this trace: those of a ranking made from it, else computed."""
     if (
         isinstance(neurons, RankedNeurons)

@@ -27,8 +27,7 @@ def report(
     The page holds the prompt with what attention brings from each token (:func:`source_scores` summed over layers,
     nats), the prediction, layers, heads, value neurons of both kinds and query neurons with the tokens they promote
     as tables that sort, figures, and an ablation check. It loads nothing, works without a network, and says how every
-    number is defined. An existing file is replaced; one that cannot be
-    written whole is not written at all.
+    number is defined. An existing file is replaced, and only by a whole one.
 
     The ablations take ``1 + controls`` runs of the prompt for each of three rankings and each of 1, 2, 5, ... ``k``
     neurons, and of both parts of the query neurons where some, but not all, contribute most at the first token (187

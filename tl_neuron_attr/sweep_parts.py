@@ -65,7 +65,6 @@ class PartRunner:
     def __init__(self, view: ModelView, vocabulary: Tokens, wanted: Wanted) -> None:
         self._view, self._vocabulary, self._wanted = view, vocabulary, wanted
         self._width = max(view.W_out(layer).shape[0] for layer in range(view.n_layers))
-        self._run = rows_of(view, vocabulary, wanted.convention)
 
     @without_autocast
     def part(self, entries: Sequence[Entry], done: Callable[[int, int], None]) -> dict[str, Any]:
@@ -122,6 +121,8 @@ class PartRunner:
         return dict(zip(numbers, _each(held, lambda traces: self._result(traces, budget)), strict=True))
 
     def _traces(self, requests: Sequence[Request]) -> Iterator[tuple[Request, "Trace | Failure"]]:
+        # Anew for each part, so that a part has the same bytes whatever ran before it.
+        run = rows_of(self._view, self._vocabulary, self._wanted.convention)
         of_length: dict[int, list[Request]] = {}
         for request in requests:
             of_length.setdefault(len(request.tokens), []).append(request)
@@ -130,7 +131,7 @@ class PartRunner:
             size = min(self._wanted.batch_size, self._fitting(length))
             for start in range(0, len(same), size):
                 batch = same[start : start + size]
-                yield from zip(batch, _each(batch, lambda rows: _run(self._run, rows)), strict=True)
+                yield from zip(batch, _each(batch, lambda rows: _run(run, rows)), strict=True)
 
     def _fitting(self, length: int) -> int:
         """How many prompts of a length may run at once: what is recorded of each, and its logits, twice over."""

@@ -8,7 +8,7 @@ numbers fit together.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -137,9 +137,7 @@ def trace(
     dest = predicting_position(position, len(tokens))
     resolved = resolve_target(target, vocabulary)
     run = CachedRun.forward(view, tokens, [dest]) if cache is None else read_cache(view, cache, tokens, [dest])
-    made = build(view, vocabulary, prompt, tokens, dest, resolved, convention, run)
-    check_traces([made])
-    return made
+    return traces_of(view, vocabulary, convention, [Asked(prompt, tokens, dest, resolved, run)])[0]
 
 
 @without_autocast
@@ -175,12 +173,11 @@ def trace_continuation(
     run = CachedRun.forward(view, tokens, dests)
     pieces = [vocabulary.text(token) for token in answer.tolist()]
     read = ["".join([prompt, *pieces[:i]]) if isinstance(prompt, str) else prompt for i in range(len(pieces))]
-    made = [
-        build(view, vocabulary, text, tokens[: dest + 1], dest, target, convention, run)
+    asked = [
+        Asked(text, tokens[: dest + 1], dest, target, run)
         for text, dest, target in zip(read, dests, targets, strict=True)
     ]
-    check_traces(made)
-    return made
+    return traces_of(view, vocabulary, convention, asked)
 
 
 def required_hooks(model: Any) -> list[str]:
@@ -215,30 +212,34 @@ def predicting_position(position: int, length: int) -> int:
     return index % length
 
 
-def build(
-    view: ModelView,
-    vocabulary: Tokens,
-    prompt: Prompt,
-    tokens: Tensor,
-    dest: int,
-    target: ResolvedTarget | None,
-    convention: Convention,
-    run: CachedRun,
-) -> Trace:
-    """The trace of one prompt cut from a run; ``target`` ``None`` is the run's own top prediction.
+class Asked(NamedTuple):
+    """One trace to cut from a run; ``target`` ``None`` is the run's own top prediction."""
 
-    Nothing may be computed from it before :func:`~tl_neuron_attr.checks.check_traces` has passed it.
-    """
-    log_probs = torch.log_softmax(run.logits[dest].to(view.compute_dtype), -1)
+    prompt: Prompt
+    tokens: Tensor
+    dest: int
+    target: ResolvedTarget | None
+    run: CachedRun
+
+
+def traces_of(view: ModelView, vocabulary: Tokens, convention: Convention, asked: Sequence[Asked]) -> list[Trace]:
+    """Traces cut from runs of one model, and checked together (:mod:`tl_neuron_attr.checks`)."""
+    made = [_cut(view, vocabulary, convention, one) for one in asked]
+    check_traces(made)
+    return made
+
+
+def _cut(view: ModelView, vocabulary: Tokens, convention: Convention, asked: Asked) -> Trace:
+    log_probs = torch.log_softmax(asked.run.logits[asked.dest].to(view.compute_dtype), -1)
     return Trace(
         view=view,
         vocabulary=vocabulary,
-        prompt=prompt if isinstance(prompt, str) else None,
-        tokens=tokens,
-        position=dest,
-        target=single(int(log_probs.argmax()), vocabulary) if target is None else target,
+        prompt=asked.prompt if isinstance(asked.prompt, str) else None,
+        tokens=asked.tokens,
+        position=asked.dest,
+        target=single(int(log_probs.argmax()), vocabulary) if asked.target is None else asked.target,
         convention=convention,
         log_probs=log_probs,
-        resid_final=run.resid_final[dest],
-        **run.until(dest),
+        resid_final=asked.run.resid_final[asked.dest],
+        **asked.run.until(asked.dest),
     )

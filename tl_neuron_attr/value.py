@@ -23,12 +23,12 @@ from torch import Tensor
 
 from tl_neuron_attr.arithmetic import without_autocast
 from tl_neuron_attr.bases import Bases
-from tl_neuron_attr.candidates import Candidates
+from tl_neuron_attr.candidates import Candidates, base_vectors
 from tl_neuron_attr.certified import scores_within
 from tl_neuron_attr.methods import VALUE_METHOD, AnyMethod, resolve_method
 from tl_neuron_attr.neurons import Kind, check_kind
 from tl_neuron_attr.numbering import chosen_layers
-from tl_neuron_attr.positions import added_to_stream
+from tl_neuron_attr.positions import added_at
 from tl_neuron_attr.question import Question
 from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
@@ -63,8 +63,7 @@ def layer_scores(trace: "Trace", *, memory_budget: int = DEFAULT_MEMORY_BUDGET) 
     n_layers = trace.view.n_layers
     steps = [base(trace, kind, layer) for layer in range(n_layers) for kind in ("attn", "mlp")]
     value = _targets_of(readout, [*steps, stream_before(trace, n_layers)])
-    gained = value.diff().view(n_layers, 2)
-    return LayerScores(attn=gained[:, 0], mlp=gained[:, 1], provenance=trace.provenance)
+    return layers_along(trace, value)
 
 
 @without_autocast
@@ -78,10 +77,8 @@ def head_scores(trace: "Trace", *, memory_budget: int = DEFAULT_MEMORY_BUDGET) -
         torch.Size([30, 9])
     """
     readout = Readout.of(trace, memory_budget=memory_budget)
-    layers = range(trace.view.n_layers)
-    vectors = [head_vectors(trace, layer) for layer in layers]
-    scores = added_to_stream(trace, readout, list(layers), vectors)
-    return HeadScores(scores=torch.stack(scores), provenance=trace.provenance)
+    bases = Bases.of(readout, base_vectors(trace, readout, "attn", range(trace.view.n_layers)))
+    return heads_at([trace], [bases])[0]
 
 
 @without_autocast
@@ -168,6 +165,21 @@ def value_neurons(
     name, find = resolve_method(method)
     question = Question(trace, kind, chosen_layers(trace, kind, layers), check_count("k", k), memory_budget)
     return ranking(question, find(question), name)
+
+
+def layers_along(trace: "Trace", value: Float[Tensor, " base"]) -> LayerScores:
+    """Layer scores of ``T`` along the stream: before each sublayer, and after the last."""
+    gained = value.diff().view(trace.view.n_layers, 2)
+    return LayerScores(attn=gained[:, 0], mlp=gained[:, 1], provenance=trace.provenance)
+
+
+def heads_at(traces: "Sequence[Trace]", bases: Sequence[Bases]) -> list[HeadScores]:
+    """Head scores of traces, at their bases of attention, which are of one reading."""
+    vectors = [[head_vectors(trace, layer) for layer in range(trace.view.n_layers)] for trace in traces]
+    return [
+        HeadScores(scores=own.view(trace.view.n_layers, -1), provenance=trace.provenance)
+        for trace, own in zip(traces, added_at(bases, vectors), strict=True)
+    ]
 
 
 def _targets_of(readout: Readout, vectors: Sequence[Tensor]) -> Float[Tensor, " vector"]:

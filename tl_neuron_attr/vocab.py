@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tl_neuron_attr import tables
 from tl_neuron_attr.arithmetic import without_autocast
-from tl_neuron_attr.neurons import Neuron, Neurons, neurons_of
+from tl_neuron_attr.neurons import GivenNeurons, Neuron, neurons_of
 from tl_neuron_attr.numbering import chosen_layers, place
 from tl_neuron_attr.ranking import check_count
 from tl_neuron_attr.readout import DEFAULT_MEMORY_BUDGET, Readout
@@ -77,7 +77,7 @@ class PromotedTokens:
 @without_autocast
 def promoted_tokens(
     trace: "Trace",
-    neurons: Neurons,
+    neurons: GivenNeurons,
     k: int = 10,
     *,
     position: int | None = None,
@@ -105,7 +105,7 @@ def promoted_tokens(
 @without_autocast
 def through_head(
     trace: "Trace",
-    neurons: Neurons,
+    neurons: GivenNeurons,
     layer: int,
     head: int,
     k: int = 10,
@@ -148,7 +148,7 @@ def through_head(
 
 
 def _written(
-    trace: "Trace", neurons: Neurons, position: int | None
+    trace: "Trace", neurons: GivenNeurons, position: int | None
 ) -> list[tuple[Neuron, int, Float[Tensor, " d_model"]]]:
     """Each neuron, where it writes, and ``a w``: what it adds there."""
     if position is not None and not 0 <= position <= trace.position:
