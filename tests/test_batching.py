@@ -9,12 +9,15 @@ from typing import Any
 from unittest import mock
 
 import guards
+import hypothesis
 import pytest
 import torch
+import transformers
 import zoo
+from hypothesis import strategies as st
 
 import tl_neuron_attr as na
-from tl_neuron_attr import batching
+from tl_neuron_attr import batching, rows
 
 # Unequal lengths, one length at several places, a prompt twice, strings between ids, one that begins with padding's
 # id (t1) and one of a single token.
@@ -212,36 +215,42 @@ def test_answers_of_several_tokens_sum_to_the_whole(case: zoo.ZooCase) -> None:
 # What runs together, and what is kept
 
 
-def test_prompts_of_one_length_run_together_and_are_given_in_order(some: zoo.ZooCase) -> None:
+def test_prompts_of_like_length_run_together_and_are_given_in_order(some: zoo.ZooCase) -> None:
     prompts = [[i, *[3] * (2 if i % 2 else 4)] for i in range(10, 24)]
     found: list[na.Trace] = []
     seen = rows_run(some.model, lambda: found.extend(traces(some.model, prompts, batch_size=3)))
     assert [trace.tokens.tolist() for trace in found] == prompts
     batches = [shape for shape in seen if shape[0] > 1]
-    assert batches == [(3, 5), (3, 3), (3, 5), (3, 3)]
-    assert [shape for shape in seen if shape[0] == 1] == [(1, 5), (1, 5), (1, 5), (1, 3)]  # two to confirm
+    assert batches == [(3, 5), (3, 3), (3, 5), (3, 3), (2, 5)]  # what is left is of unequal lengths
+    assert [shape for shape in seen if shape[0] == 1] == [(1, 5), (1, 5), (1, 5), (1, 3)]  # two and two confirm
 
 
-def test_batches_are_confirmed_again_when_they_double(some: zoo.ZooCase) -> None:
-    shapes = [(2, 3), (2, 3), (3, 5), (2, 6), (4, 6), (2, 7)]
-    again = [True, False, False, True, True, False]
-    prompts = [[9, *[row] * (length - 1)] for rows, length in shapes for row in range(rows)]
+def request(index: int, tokens: list[int]) -> batching.Request:
+    return batching.Request(index, tokens, torch.tensor(tokens), len(tokens) - 1, None)
 
+
+def test_batches_are_confirmed_again_when_they_double_and_when_they_mix(some: zoo.ZooCase) -> None:
+    batches = [[3, 3], [3, 3], [5, 5, 5], [6, 6], [6] * 4, [7, 7], [7, 5], [5, 4, 3], [14, 9]]
+    confirmed = [True, False, False, True, True, False, True, False, True]
     expected: list[tuple[int, int]] = []
-    for (rows, length), confirmed in zip(shapes, again, strict=True):
-        expected += [(rows, length), *[(1, length)] * (2 * confirmed)]
+    for lengths, again in zip(batches, confirmed, strict=True):
+        expected += [(len(lengths), lengths[0]), *[(1, lengths[i]) for i in (0, -1) if again]]
     runner = batching.rows_of(*batching.prepare(some.model, "exact"), "exact")
-    groups: list[list[Any]] = []
-    at = iter(prompts)
-    for rows, _ in shapes:
-        groups.append(
-            [
-                batching.Request(i, p, torch.tensor(p), len(p) - 1, None)
-                for i, p in enumerate(itertools.islice(at, rows))
-            ]
-        )
-    seen = rows_run(some.model, lambda: [runner(group) for group in groups])
-    assert seen == expected
+    groups = [[request(i, [9, *[i] * (n - 1)]) for i, n in enumerate(lengths)] for lengths in batches]
+    assert rows_run(some.model, lambda: [runner(group) for group in groups]) == expected
+
+
+@hypothesis.given(st.lists(st.integers(1, 80), min_size=1, max_size=30), st.integers(1, 12), st.booleans())
+def test_which_prompts_share_a_pass(lengths: list[int], size: int, mixes: bool) -> None:
+    waiting = [request(i, [5] * n) for i, n in enumerate(lengths)]
+    taken = [(-len(row.tokens), row.index) for row in rows.alike(waiting, size, mixes=mixes)]
+    assert taken == sorted(taken) and 0 in [index for _, index in taken]
+    assert len(taken) <= size and len(set(taken)) == len(taken)
+    longest, shortest = -taken[0][0], -taken[-1][0]
+    assert longest == shortest or (mixes and longest - shortest <= max(8, longest / 4))
+    left = [n for i, n in enumerate(lengths) if i not in [index for _, index in taken]]
+    if len(taken) < size:  # nobody is left behind who could have come
+        assert not any(shortest <= n <= longest and (mixes or n == lengths[0]) for n in left)
 
 
 def test_a_generator_is_read_as_far_as_the_look_ahead(some: zoo.ZooCase) -> None:
@@ -382,6 +391,22 @@ def by_size(tensor: torch.Tensor, hook: Any) -> torch.Tensor:
     return tensor * (1 + 0.2 * (tensor.shape[0] > 2))
 
 
+def last_column(tensor: torch.Tensor, hook: Any) -> torch.Tensor:
+    """What a user may write who means the predicting position."""
+    tensor = tensor.clone()
+    tensor[:, -1] *= 0.5
+    return tensor
+
+
+def mean_of_positions(tensor: torch.Tensor, hook: Any) -> torch.Tensor:
+    return tensor + tensor.mean(1, keepdim=True)
+
+
+def no_short_rows(tensor: torch.Tensor, hook: Any) -> torch.Tensor:
+    """Reads a position that only longer prompts have."""
+    return tensor * 1.5 if tensor.shape[1] < 4 else tensor
+
+
 def one_row_only(tensor: torch.Tensor, hook: Any) -> torch.Tensor:
     return tensor.reshape(tensor.shape[1:])[None]
 
@@ -409,6 +434,50 @@ def test_prompts_run_alone_where_batches_are_wrong(some: zoo.ZooCase, which: str
     assert caught[0].filename == __file__
     start = f"5 prompts of 3 tokens run as one batch do not give what they give alone in {model.cfg.model_name} ("
     assert str(caught[0].message).startswith(start + type(model).__name__ + "): ")
+
+
+@pytest.mark.parametrize("edit", [last_column, mean_of_positions, no_short_rows])
+def test_prompts_of_one_length_run_together_where_those_of_unequal_lengths_are_wrong(
+    some: zoo.ZooCase, edit: Any
+) -> None:
+    """Hooks that are right for every prompt alone and for batches of one length: nothing to warn of."""
+    model = some.model
+    prompts = [[9, 8, 7], [1, 2, 3, 4], [6, 5, 4], [3, 6, 9, 2, 1], [8, 7, 6, 5], [4, 4, 4], [5, 17]]
+    found: list[na.Trace] = []
+    with model.hooks(fwd_hooks=[("blocks.0.hook_resid_pre", edit)]):
+        expected = [na.trace(model, prompt, 11) for prompt in prompts]
+        seen = rows_run(model, lambda: found.extend(traces(model, prompts, 11, batch_size=5)))
+    same(found, expected)
+    usual = na.trace(model, prompts[0], 11)
+    assert abs(found[0].target_log_prob - usual.target_log_prob) > 1e-3
+    assert [shape for shape in seen if shape[0] > 1] == [(5, 4), (2, 4), (3, 3)]  # the first is tried, and given up
+
+
+@pytest.mark.any_release
+@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
+def test_angles_that_are_scaled_with_the_length_of_the_text(rope: str) -> None:
+    """Later tokens change earlier positions there, so unequal lengths are not even tried."""
+    scaled = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4} if rope == "longrope" else {}
+    config = zoo.llama_like(
+        transformers.LlamaConfig,
+        max_position_embeddings=4,
+        rope_parameters=dict(
+            rope_type=rope, rope_theta=100.0, factor=4.0, original_max_position_embeddings=4, **scaled
+        ),
+    )
+    hf = transformers.LlamaForCausalLM._from_config(config, attn_implementation="eager")
+    hf.config.architectures = ["LlamaForCausalLM"]
+    model = zoo.build(zoo.randomise(hf.float(), seed=3), "bridge")
+    model.cfg.n_ctx = 64
+    prompts = [[9, 8, 7], [3, 6, 9, 2, 1, 5, 7], [6, 5, 4], [8, 7, 6, 5, 3, 3, 2]]
+    expected = [na.trace(model, prompt, 11) for prompt in prompts]
+    found: list[na.Trace] = []
+    seen = rows_run(model, lambda: found.extend(traces(model, prompts, 11, batch_size=4)))
+    same(found, expected)
+    assert [shape for shape in seen if shape[0] > 1] == [(2, 3), (2, 7)]
+    with torch.no_grad():
+        short, long = (model(torch.tensor([row]))[0, :3] for row in (prompts[1][:3], prompts[1]))
+    assert (short - long).abs().max() > 1e-2  # and they would be wrong
 
 
 def test_a_release_whose_batches_are_wrong(some: zoo.ZooCase) -> None:

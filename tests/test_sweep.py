@@ -110,7 +110,7 @@ def test_results_do_not_depend_on_batches_and_budgets(model: Any, tmp_path: Path
             assert same["score"].tolist() == pytest.approx(own["score"].tolist(), abs=1e-4, rel=rel)
 
 
-def test_prompts_of_one_length_run_together_and_as_many_as_the_budget_allows(
+def test_prompts_of_like_length_run_together_and_as_many_as_the_budget_allows(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
@@ -125,7 +125,7 @@ def test_prompts_of_one_length_run_together_and_as_many_as_the_budget_allows(
     monkeypatch.setattr(sweep_parts, "rows_of", counted)
     prompts = [line["prompt"] for line in LINES]
     swept(model, prompts, tmp_path / "a", part_size=11, batch_size=4)
-    assert sizes == [4, 4, 2]  # of 3, 4 (five of them: one is left to run alone) and 5 tokens
+    assert sizes == [4, 4, 3]  # 5, 5, 4, 4 tokens, 4, 4, 4, 3 and 3, 3, 3
     sizes.clear()
     swept(model, prompts, tmp_path / "b", part_size=11, batch_size=4, memory_budget=2**20)
     assert max(sizes) == 4

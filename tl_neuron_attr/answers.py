@@ -25,7 +25,7 @@ from tl_neuron_attr.model_view import ModelView
 from tl_neuron_attr.prompt_files import KnowledgePrompt
 from tl_neuron_attr.prompts import Request, requests
 from tl_neuron_attr.ranking import check_count
-from tl_neuron_attr.rows import Rows, difference, in_order
+from tl_neuron_attr.rows import Rows, continued, difference, in_order
 from tl_neuron_attr.tokens import Tokens, UnknownTokenError
 from tl_neuron_attr.trace import prepare
 
@@ -125,7 +125,7 @@ def check_answers(
     Args:
         model: as for :func:`trace`, with a tokenizer.
         prompts: :func:`load_knowledge` or :func:`read_prompts` have some.
-        batch_size: how many prompts of one length to run at once; there is no padding.
+        batch_size: how many prompts of like length to run at once, as :func:`trace_batch` does.
         prepend_bos: as for :func:`trace`.
         progress: whether to show a progress bar on stderr.
 
@@ -192,10 +192,11 @@ def _rows(view: ModelView) -> Rows[Float[Tensor, " d_vocab"]]:
     """Log-probabilities at the last position."""
 
     def together(rows: Sequence[Request]) -> list[Tensor]:
-        logits = logits_with(view, torch.stack([row.tokens for row in rows]), ())[:, -1]
-        return list(logits.to(view.compute_dtype).log_softmax(-1).cpu())
+        logits = logits_with(view, continued(view, rows), ())
+        last = torch.stack([logits[i, len(row.tokens) - 1] for i, row in enumerate(rows)])
+        return list(last.to(view.compute_dtype).log_softmax(-1).cpu())
 
     def apart(batched: Tensor, alone: Tensor, row: Request) -> str | None:
         return difference("log_probs", batched, alone, view, row)
 
-    return Rows(view, together, lambda row: together([row])[0], apart)
+    return Rows(view, together, lambda row: together([row])[0], apart, mixes=not view.reads_length)

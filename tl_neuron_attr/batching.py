@@ -1,10 +1,9 @@
-"""Many prompts -> their traces, several prompts of one length in each forward pass (:mod:`tl_neuron_attr.rows`)."""
+"""Many prompts -> their traces, several prompts in each forward pass (:mod:`tl_neuron_attr.rows`)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from tqdm import tqdm
@@ -12,7 +11,7 @@ from tqdm import tqdm
 from tl_neuron_attr.cached import CachedRun
 from tl_neuron_attr.model_view import ModelView
 from tl_neuron_attr.prompts import Request, requests
-from tl_neuron_attr.rows import Rows, difference, in_order
+from tl_neuron_attr.rows import Rows, continued, difference, in_order
 from tl_neuron_attr.targets import Target
 from tl_neuron_attr.tokens import Prompt, Tokens
 from tl_neuron_attr.trace import Asked, Convention, Trace, prepare, traces_of
@@ -32,14 +31,15 @@ def trace_batch(
 ) -> Iterator[Trace]:
     """Traces of many prompts, in their order, each equal to ``trace(model, prompt, target)`` up to rounding.
 
-    Prompts of unequal length never share a forward pass, so there is no padding, and the tokenizer's padding side
+    Prompts of like length share a forward pass. A shorter one is continued with some token, and what comes after it,
+    which a causal model's activations do not depend on, is cut off: nothing is masked, and the tokenizer's padding
     plays no part. A trace holds its own activations only; traces are made as they are asked for.
 
     Args:
         model: as for :func:`trace`.
         prompts: a list (or generator) of what :func:`trace` takes, or a tensor of ids ``[row, pos]``.
         targets: one target for all, ``None`` (each prompt's own top prediction), or a list of one for each.
-        batch_size: how many prompts of one length to run at once.
+        batch_size: how many prompts of like length to run at once.
         position: the predicting position of every prompt; negative counts from the end of its tokens.
         attention_mask: for a tensor whose rows are padded, on either side: 1 for a token, 0 for padding.
         convention: as for :func:`trace`.
@@ -89,21 +89,21 @@ def _with_progress(traces: Iterator[Trace], total: int | None, progress: bool) -
 
 
 def rows_of(view: ModelView, vocabulary: Tokens, convention: Convention) -> Rows[Trace]:
-    """What makes traces of prompts of one length."""
+    """What makes traces of prompts of like length."""
 
     def cut(rows: Sequence[Request], runs: Sequence[CachedRun]) -> list[Trace]:
         asked = [Asked(r.prompt, r.tokens, r.dest, r.target, run) for r, run in zip(rows, runs, strict=True)]
         return traces_of(view, vocabulary, convention, asked)
 
     def together(rows: Sequence[Request]) -> list[Trace]:
-        tokens = torch.stack([row.tokens for row in rows])
-        runs = CachedRun.forward_rows(view, tokens, [row.dest for row in rows])
+        places = [(len(row.tokens), row.dest) for row in rows]
+        runs = CachedRun.forward_rows(view, continued(view, rows), places)
         return cut(rows, runs)
 
     def alone(row: Request) -> Trace:
         return cut([row], [CachedRun.forward(view, row.tokens, [row.dest])])[0]
 
-    return Rows(view, together, alone, _difference)
+    return Rows(view, together, alone, _difference, mixes=not view.reads_length)
 
 
 def _difference(batched: Trace, alone: Trace, row: Request) -> str | None:

@@ -33,15 +33,20 @@ class CachedRun:
         return _collect(view, alone, {dest: logits[0, dest].clone() for dest in dests})
 
     @staticmethod
-    def forward_rows(view: ModelView, tokens: Int[Tensor, "row pos"], dests: Sequence[int]) -> list["CachedRun"]:
-        """Run several prompts of one length at once; each run holds copies of its row, so none keeps the batch."""
+    def forward_rows(
+        view: ModelView, tokens: Int[Tensor, "row pos"], places: Sequence[tuple[int, int]]
+    ) -> list["CachedRun"]:
+        """Run several prompts at once; ``places`` are each row's own length and predicting position.
+
+        Each run holds copies of its row, without what comes after the prompt, so none keeps the batch.
+        """
         logits, activations = view.run(tokens)
-        rows = range(len(dests))
-        copies = {name: [tensor[row].clone() for row in rows] for name, tensor in _taken(activations)}
-        kept = [logits[row, dest].clone() for row, dest in enumerate(dests)]
+        lengths = [length for length, _ in places]
+        copies = {name: _rows(name, tensor, lengths) for name, tensor in _taken(activations)}
+        kept = [logits[row, dest].clone() for row, (_, dest) in enumerate(places)]
         return [
             _collect(view, {name: copies[name][row] for name in copies}, {dest: kept[row]})
-            for row, dest in enumerate(dests)
+            for row, (_, dest) in enumerate(places)
         ]
 
     def until(self, dest: int) -> dict[str, Any]:
@@ -97,6 +102,13 @@ def _taken(activations: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Each activation, no longer held by the dictionary, so that its memory is free once it was used."""
     for name in list(activations):
         yield name, activations.pop(name)
+
+
+def _rows(name: str, tensor: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """A copy of each row, as far as its prompt goes."""
+    if name.endswith("hook_pattern"):
+        return [tensor[row, :, :length, :length].clone() for row, length in enumerate(lengths)]
+    return [tensor[row, :length].clone() for row, length in enumerate(lengths)]
 
 
 def _single(name: str, tensor: Tensor, length: int) -> Tensor:

@@ -63,7 +63,7 @@ def compare_methods(
         k: how many neurons to zero for each prompt.
         kind: ``"mlp"``, or ``"attn"`` where the methods are defined for it; an attention neuron is zeroed for every
             source position, as if its row of the output matrix were.
-        batch_size: how many prompts of one length to trace at once; it changes time and memory only.
+        batch_size: how many prompts of like length to trace at once; it changes time and memory only.
         seed: of the random control and of the bootstrap.
         n_boot: resamples of a bootstrap interval.
         progress: whether to show a progress bar on stderr.

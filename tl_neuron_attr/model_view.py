@@ -20,7 +20,7 @@ from tl_neuron_attr.block_view import BlockView, bias, read_norm, value_heads, w
 from tl_neuron_attr.errors import UnsupportedModelError
 from tl_neuron_attr.logits import Cap, LogitMap
 from tl_neuron_attr.norms import Norm
-from tl_neuron_attr.refusals import mlp_refusal, refuse
+from tl_neuron_attr.refusals import mlp_refusal, reads_length, refuse
 from tl_neuron_attr.tokens import Tokens
 
 # Configuration fields that Hugging Face models read for dropout without a module of its own.
@@ -179,6 +179,11 @@ class ModelView:
     def device(self) -> torch.device:
         """Where the embedding lives, so where tokens go in."""
         return self.W_E.device
+
+    @property
+    def reads_length(self) -> bool:
+        """Whether activations depend on the length of the whole text: rotary angles that are scaled with it."""
+        return reads_length(self.model)
 
     def vocabulary(self) -> Tokens:
         """The model's tokenizer, vocabulary widths and context length."""

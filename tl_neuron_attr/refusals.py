@@ -104,3 +104,13 @@ def _parts(module: Any) -> Iterator[str]:
     for child, part in module.named_children():
         yield child
         yield type(part).__name__
+
+
+def reads_length(model: Any) -> bool:
+    """Whether rotary angles are scaled with the length of the whole text, so that they depend on later tokens.
+
+    Not a reason to refuse a model, but prompts of unequal lengths cannot share a forward pass then.
+    """
+    kinds = [getattr(module, "rope_type", None) for module in model.modules()]
+    of_layers = [list(kind.values()) if isinstance(kind, dict) else [kind] for kind in kinds]
+    return any(kind == "longrope" or "dynamic" in str(kind) for each in of_layers for kind in each)

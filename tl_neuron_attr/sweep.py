@@ -109,7 +109,7 @@ def sweep(
         targets: for a list of prompts, one target for each; ``None`` is the model's own prediction.
         k: how many neurons of each kind.
         query: whether to rank query neurons too.
-        batch_size: how many prompts of one length to run at once; with more than 1, all of a part share the products
+        batch_size: how many prompts of like length to run at once; with more than 1, all of a part share the products
             of their neurons with the vocabulary. Memory permitting, and not part of what must stay the same.
         convention: as for :func:`trace`.
         prepend_bos: as for :func:`trace`.

@@ -1,7 +1,7 @@
 """A part of a sweep: prompts -> rows of its tables, several prompts at once, one bad prompt costing itself only.
 
-Within a part, prompts of one length run in one forward pass (:mod:`tl_neuron_attr.rows`), as many as a batch has, and
-the part's traces are scored together, so that they share their products with the vocabulary
+Within a part, prompts of like length run in one forward pass (:mod:`tl_neuron_attr.rows`), as many as a batch has,
+and the part's traces are scored together, so that they share their products with the vocabulary
 (:mod:`tl_neuron_attr.overview`). With a batch of one, nothing is shared. Of the memory budget, a forward pass takes
 half at most and the traces that are held a quarter; what they leave is for scoring them, and what does not fit is
 done in turns. Rows are in the prompts' order whatever the batches were.
@@ -32,7 +32,7 @@ from tl_neuron_attr.overview import overviews
 from tl_neuron_attr.prompts import Request
 from tl_neuron_attr.query import query_neurons
 from tl_neuron_attr.ranking import RankedNeurons, floats
-from tl_neuron_attr.rows import BatchingWarning
+from tl_neuron_attr.rows import BatchingWarning, alike
 from tl_neuron_attr.rows import Rows as RunRows
 from tl_neuron_attr.sweep_plan import Entry
 from tl_neuron_attr.sweep_rows import Failure, Result, Rows, failed_rows, result_rows, tables, trace_row
@@ -103,6 +103,7 @@ class PartRunner:
         """Results by number, a batch of them at a time."""
         held: list[Trace] = []
         numbers: list[int] = []
+        n_bytes = 0
         alone, room = self._wanted.batch_size == 1, self._wanted.memory_budget // 4
         for request, trace in self._traces(requests):
             if isinstance(trace, Failure):
@@ -110,28 +111,28 @@ class PartRunner:
                 continue
             held.append(trace)
             numbers.append(request.index)
-            if alone or sum(map(trace_bytes, held)) >= room:
-                yield self._scored(numbers, held)
-                held, numbers = [], []
+            n_bytes += trace_bytes(trace)
+            if alone or n_bytes >= room:
+                yield self._scored(numbers, held, n_bytes)
+                held, numbers, n_bytes = [], [], 0
         if held:
-            yield self._scored(numbers, held)
+            yield self._scored(numbers, held, n_bytes)
 
-    def _scored(self, numbers: Sequence[int], held: Sequence[Trace]) -> dict[int, "Result | Failure"]:
-        budget = max(self._wanted.memory_budget - sum(map(trace_bytes, held)), 2**20)
+    def _scored(self, numbers: Sequence[int], held: Sequence[Trace], n_bytes: int) -> dict[int, "Result | Failure"]:
+        budget = max(self._wanted.memory_budget - n_bytes, 2**20)
         return dict(zip(numbers, _each(held, lambda traces: self._result(traces, budget)), strict=True))
 
     def _traces(self, requests: Sequence[Request]) -> Iterator[tuple[Request, "Trace | Failure"]]:
         # Anew for each part, so that a part has the same bytes whatever ran before it.
         run = rows_of(self._view, self._vocabulary, self._wanted.convention)
-        of_length: dict[int, list[Request]] = {}
-        for request in requests:
-            of_length.setdefault(len(request.tokens), []).append(request)
-        # The largest batches first: what they confirm need not be confirmed again for smaller ones.
-        for length, same in sorted(of_length.items(), key=lambda one: (-len(one[1]), one[0])):
-            size = min(self._wanted.batch_size, self._fitting(length))
-            for start in range(0, len(same), size):
-                batch = same[start : start + size]
-                yield from zip(batch, _each(batch, lambda rows: _run(run, rows)), strict=True)
+        # The longest first: what they confirm need not be confirmed again for shorter ones.
+        waiting = sorted(requests, key=lambda request: -len(request.tokens))
+        while waiting:
+            size = min(self._wanted.batch_size, self._fitting(len(waiting[0].tokens)))
+            batch = alike(waiting, size, mixes=run.mixes)
+            taken = {request.index for request in batch}
+            waiting = [request for request in waiting if request.index not in taken]
+            yield from zip(batch, _each(batch, lambda rows: _run(run, rows)), strict=True)
 
     def _fitting(self, length: int) -> int:
         """How many prompts of a length may run at once: what is recorded of each, and its logits, twice over."""
