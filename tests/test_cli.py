@@ -380,6 +380,7 @@ def named(monkeypatch):
 
     def load(name, *args, **kwargs):
         calls.append(name)
+        state.options = kwargs
         return state.loader(name)
 
     if "bridge" in BACKENDS:
@@ -430,7 +431,32 @@ def test_named_model_is_explained(named, demo_model, capsys, backend):
     named.loader = lambda name: demo_model
     assert main(["explain", PROMPT, "--model", "gpt2", "--k", "1", "--backend", backend]) == 0
     assert named.calls == ["gpt2"]
+    assert named.options == {"device": None, "dtype": torch.float32}
     assert "' Paris'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_device_and_precision_of_a_named_model(named, demo_model, backend):
+    named.loader = lambda name: demo_model
+    options = ("--model", "gpt2", "--backend", backend, "--device", "cpu:0", "--dtype", "bfloat16")
+    assert main(["explain", PROMPT, "--k", "1", *options]) == 0
+    assert named.options == {"device": "cpu:0", "dtype": torch.bfloat16}
+
+
+def test_the_precision_of_the_embedded_model(capsys):
+    assert main(["explain", PROMPT, "--k", "1", "--dtype", "bfloat16", "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert strict(out)["provenance"]["target"] == "' Paris'"
+    assert "dtype" not in err
+
+
+@pytest.mark.parametrize("model", [[], ["--model", "gpt2"]])
+@pytest.mark.parametrize("device", ["vga", "cpu:1:2"])
+def test_a_device_that_is_not_there(named, capsys, model, device):
+    line = refused(capsys, "explain", PROMPT, *model, "--device", device)
+    assert line.startswith(f"device='{device}' cannot be used (")
+    assert line.endswith('): give "cpu", or one that PyTorch has here, such as "cuda", "cuda:1" or "mps"')
+    assert named.calls == []
 
 
 def test_bad_k_in_the_library(demo_model):

@@ -196,7 +196,7 @@ def test_bad_arguments_are_refused_before_any_work(
         (["L27.mlp"], "controls draw as many neurons from each layer as the set has there"),
         (["L1H2D3@9", "--scope", "source"], "L1H2D3@9 reads position 9"),
         (["L29H1D46@5"], "L29H1D46@5: the prompt has 5 tokens, so source runs from 0 to 4"),
-        (["L1N2", "--mode", "resample=a"], "blocks.1.mlp.hook_post"),
+        (["L1N2", "--mode", "resample=a"], "--mode resample='a': it has 1 token, the prompt 5"),
         (["L1N2", "--mode", "scale=1e300"], "predictions are NaN"),
         (["L1N2", "--mode", "set=1e39"], "set to 1e+39 is past what torch.float32 holds"),
         (["L1N2", "--seed", str(2**64)], "seed is 18446744073709551616: give an integer of 64 bits"),

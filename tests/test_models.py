@@ -2,6 +2,7 @@
 
 import functools
 import importlib.util
+import math
 import shutil
 import subprocess
 import sys
@@ -98,6 +99,16 @@ def test_the_model_is_the_known_one(load: Callable[..., Any], backend: str, proc
     # Half of the 1e-4 that any two backends may differ by.
     assert (got.max(-1).values - likeliest).abs().max() < 5e-5
     assert (got[:, 0] - zeroth).abs().max() < 5e-5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_in_another_precision(backend: str, capsys: pytest.CaptureFixture[str]):
+    model = na.load_demo_model(backend, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert capsys.readouterr().out == ""
+    found = na.trace(model, TOKENS)
+    assert found.target.label == "' Paris'"
+    assert found.target_log_prob == pytest.approx(math.log(0.77253), abs=0.05)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -15,6 +15,9 @@ from rich.console import Console
 
 from tl_neuron_attr.cli_options import (
     BackendOption,
+    DeviceOption,
+    DType,
+    DTypeOption,
     JsonOption,
     ModelOption,
     PositionOption,
@@ -26,6 +29,7 @@ from tl_neuron_attr.cli_support import PROGRAM, announced, as_text, check_writab
 
 if TYPE_CHECKING:
     from tl_neuron_attr.neurons import AttnNeuron, Head, Layer, MLPNeuron
+    from tl_neuron_attr.trace import Trace
 
 EXAMPLE = f'{PROGRAM} ablate "The capital of France is" L27N846 L23H4 L29H1D46@4 --target " Paris"'
 
@@ -65,6 +69,8 @@ def ablate(
     json: JsonOption = None,
     position: PositionOption = -1,
     backend: BackendOption = None,
+    device: DeviceOption = None,
+    dtype: DTypeOption = DType.float32,
 ) -> None:
     """Ablate neurons: the target's probability and rank before and after, against random neurons.
 
@@ -81,7 +87,7 @@ def ablate(
         )
     check_writable(json)
     chosen, make_mode = _identities(neurons), _mode(as_text("mode", mode))
-    loaded = announced(model, backend)
+    loaded = announced(model, backend, device, dtype)
     bar = controls > _MANY_CONTROLS
     waiting = contextlib.nullcontext() if bar else Console(stderr=True).status("Ablating ...")
     with contextlib.redirect_stdout(sys.stderr), waiting:
@@ -95,7 +101,7 @@ def ablate(
             found = ablation_effect(
                 traced,
                 chosen,
-                make_mode(loaded),
+                make_mode(traced),
                 scope=scope.value,
                 controls=controls,
                 seed=seed,
@@ -127,31 +133,38 @@ def _check_sources(chosen: "Sequence[MLPNeuron | AttnNeuron | Head | Layer]", n_
             fail(f"{one}: the prompt has {n_tokens} tokens, so source runs from 0 to {n_tokens - 1}")
 
 
-def _mode(given: str) -> Callable[[Any], Any]:
-    """The mode as a function of the model, which only ``resample`` needs."""
+def _mode(given: str) -> "Callable[[Trace], Any]":
+    """The mode as a function of the trace, which only ``resample`` needs."""
     name, equals, value = given.partition("=")
     if name == "zero" and not equals:
-        return lambda model: "zero"
+        return lambda traced: "zero"
     if name == "resample" and value:
-
-        def resampled(model: Any) -> Any:
-            from tl_neuron_attr.recording import resample
-
-            return resample(model, value)
-
-        return resampled
+        return lambda traced: _resampled(traced, value)
     if name in ("scale", "set") and equals:
         number = _number(value)
         if number is None:
             fail(f"--mode is {given!r}: after {name}= comes a number, such as {name}=2")
 
-        def numbered(model: Any) -> Any:
+        def numbered(traced: "Trace") -> Any:
             from tl_neuron_attr.modes import Scale, SetTo
 
             return Scale(number) if name == "scale" else SetTo(number)
 
         return numbered
     fail(f"--mode is {given!r}: choose {_MODES}")
+
+
+def _resampled(traced: "Trace", prompt: str) -> Any:
+    from tl_neuron_attr.recording import resample
+
+    mode = resample(traced.model, prompt)
+    there, wanted = len(traced.vocabulary.prompt_ids(prompt, None)), len(traced.tokens)
+    if there < wanted:
+        fail(
+            f"--mode resample={prompt!r}: it has {there} token{'s' * (there != 1)}, the prompt {wanted}, and each position takes the "
+            f"values of the same one: give a prompt of {wanted} tokens or more"
+        )
+    return mode
 
 
 def _number(given: str) -> float | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tl_neuron_attr.cli_options import BackendOption, JsonOption, ModelOption
+from tl_neuron_attr.cli_options import BackendOption, DeviceOption, DType, DTypeOption, JsonOption, ModelOption
 from tl_neuron_attr.cli_support import PROGRAM, announced, as_text, check_writable, deliver, fail, warn
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(help="How many prompts to run at once.")] = 16,
     progress: Annotated[bool, typer.Option(help="Whether to show progress, on standard error.")] = True,
     backend: BackendOption = None,
+    device: DeviceOption = None,
+    dtype: DTypeOption = DType.float32,
 ) -> None:
     """Compare attribution methods: zero each one's top MLP neurons, and see how far the answer falls.
 
@@ -57,7 +59,7 @@ def evaluate(
     wanted = None if types is None else _names("types", types)
     named = None if methods is None else _names("methods", methods)
     given, chosen = _prompts(prompts, wanted), _methods(named)
-    loaded = announced(model, backend)
+    loaded = announced(model, backend, device, dtype)
     with contextlib.redirect_stdout(sys.stderr):
         from tl_neuron_attr.evaluation import compare_methods
         from tl_neuron_attr.knowledge import check_answers

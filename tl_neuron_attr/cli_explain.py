@@ -15,6 +15,9 @@ from tl_neuron_attr.cli_options import (
     BackendOption,
     Convention,
     ConventionOption,
+    DeviceOption,
+    DType,
+    DTypeOption,
     JsonOption,
     ModelOption,
     PositionOption,
@@ -43,6 +46,8 @@ def explain(
     convention: ConventionOption = Convention.exact,
     position: PositionOption = -1,
     backend: BackendOption = None,
+    device: DeviceOption = None,
+    dtype: DTypeOption = DType.float32,
 ) -> None:
     """Explain one prediction: layers, heads, MLP and attention neurons, and the tokens they promote.
 
@@ -58,7 +63,7 @@ def explain(
     check_writable(html)
     if json and html and os.path.realpath(json) == os.path.realpath(html):
         fail(f"--json and --html both name {html}: give each a file of its own")
-    loaded = announced(model, backend)
+    loaded = announced(model, backend, device, dtype)
     with contextlib.redirect_stdout(sys.stderr), Console(stderr=True).status("Attributing ..."):
         from tl_neuron_attr.explanation import gather
         from tl_neuron_attr.trace import trace

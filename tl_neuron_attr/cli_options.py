@@ -15,6 +15,15 @@ class Backend(str, enum.Enum):
     hooked = "hooked"
 
 
+class DType(str, enum.Enum):
+    """Precision of a model's weights and activations."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float64 = "float64"
+
+
 class Convention(str, enum.Enum):
     """Whether the readout keeps its constant; see the README."""
 
@@ -39,6 +48,13 @@ ModelOption: TypeAlias = Annotated[
 BackendOption: TypeAlias = Annotated[
     Backend | None, typer.Option(help="The TransformerLens class. Default: what its release prefers.")
 ]
+DeviceOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="cpu, cuda, cuda:1, mps, ... Default: TransformerLens's choice; the embedded model on the CPU."
+    ),
+]
+DTypeOption: TypeAlias = Annotated[DType, typer.Option(help="The precision of the model.")]
 ConventionOption: TypeAlias = Annotated[
     Convention, typer.Option(help="exact: scores sum to the log-probability. paper: as published.")
 ]

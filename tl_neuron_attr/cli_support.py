@@ -13,21 +13,21 @@ from rich.console import Console
 from tl_neuron_attr.serialise import writable
 
 if TYPE_CHECKING:
-    from tl_neuron_attr.cli_options import Backend
+    from tl_neuron_attr.cli_options import Backend, DType
     from tl_neuron_attr.trace import Trace
 
 PROGRAM = "tl-neuron-attr"
 
 
-def load(name: str | None, backend: Literal["bridge", "hooked"] | None, device: str | None = None) -> Any:
+def load(name: str | None, backend: Literal["bridge", "hooked"] | None, **options: Any) -> Any:
     """The embedded model, or a named one; every way in which loading fails is one line for the user."""
     from tl_neuron_attr.models import load_demo_model, load_model
 
     try:
         with _no_word_of_retries():
             if name is not None:
-                return load_model(name, backend)
-            return load_demo_model(backend) if device is None else load_demo_model(backend, device=device)
+                return load_model(name, backend, **options)
+            return load_demo_model(backend, **options)
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         fail(str(error))
 
@@ -44,14 +44,19 @@ def _no_word_of_retries() -> Generator[None, None, None]:
         log.setLevel(level)
 
 
-def announced(model: str | None, backend: "Backend | None", device: str | None = None) -> Any:
+def announced(model: str | None, backend: "Backend | None", device: str | None, dtype: "DType") -> Any:
     """:func:`load`, saying on standard error that it goes on; whatever libraries print goes there too.
 
-    ``device`` is where the embedded model goes; TransformerLens chooses it for the others.
+    Without a ``device`` the embedded model is on the CPU, and TransformerLens chooses for the others.
     """
     status = Console(stderr=True).status(f"Loading {model or 'the embedded model'} ...")
     with contextlib.redirect_stdout(sys.stderr), status:
-        return load(model, None if backend is None else backend.value, device)
+        options: dict[str, Any] = {} if device is None else {"device": device}
+        if dtype.value != "float32":
+            import torch
+
+            options["dtype"] = getattr(torch, dtype.value)
+        return load(model, None if backend is None else backend.value, **options)
 
 
 def deliver(found: Any, json: str | None, shown: Callable[[], Any]) -> None:

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tl_neuron_attr.cli_options import BackendOption, Convention, ConventionOption, JsonOption, ModelOption
+from tl_neuron_attr.cli_options import (
+    BackendOption,
+    Convention,
+    ConventionOption,
+    DeviceOption,
+    DType,
+    DTypeOption,
+    JsonOption,
+    ModelOption,
+)
 from tl_neuron_attr.cli_support import PROGRAM, announced, check_writable, deliver, fail, warn
 
 if TYPE_CHECKING:
@@ -41,6 +50,8 @@ def sweep(
         bool, typer.Option(help="Whether to show progress, on standard error if that is a terminal.")
     ] = True,
     backend: BackendOption = None,
+    device: DeviceOption = None,
+    dtype: DTypeOption = DType.float32,
 ) -> None:
     """Attribute a file of prompts: predictions, layers, heads, and neurons, as Parquet files in a folder.
 
@@ -67,7 +78,7 @@ def sweep(
             workers = Workers()
         except ValueError as error:
             fail(str(error))
-    loaded = announced(model, backend, workers.device)
+    loaded = announced(model, backend, device or workers.device, dtype)
     with contextlib.redirect_stdout(sys.stderr):
         from tl_neuron_attr.sweep import sweep as run
 

@@ -35,6 +35,7 @@ def load_demo_model(
     *,
     process_weights: bool = False,
     device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> Any:
     """SmolLM2-135M-Instruct (Apache-2.0): 30 layers of 1,536 MLP neurons, 9 query and 3 key-value heads.
 
@@ -49,12 +50,14 @@ def load_demo_model(
         process_weights: fold norm weights into the next layer and centre the unembedding, as TransformerLens
             does: ``enable_compatibility_mode()`` on a bridge. The log-probabilities stay the same.
         device: where to put it.
+        dtype: the precision of its weights and activations.
 
     Returns:
         A ``TransformerBridge`` or a ``HookedTransformer``.
 
     Raises:
-        ValueError: an unknown ``backend``, or one that the installed TransformerLens does not have.
+        ValueError: an unknown ``backend``, or one that the installed TransformerLens does not have; a ``device``
+            that is not there.
         ModuleNotFoundError: the package with the weights, or the one that reads them, is not installed; the
             message has the command that brings it.
         RuntimeError: the file with the weights, or the model made of it, is not the known one.
@@ -66,23 +69,33 @@ def load_demo_model(
         [[504, 3575, 282, 4649, 314]]
     """
     build = _builder(backend)
+    _check_device(device)
     state, tokenizer_json = demo_weights()
     model = build(_hugging_face_model(state), _tokenizer(tokenizer_json), process_weights, str(device))
     _check(model)
-    return model
+    return model if dtype is torch.float32 else model.to(dtype, print_details=False)
 
 
-def load_model(name: str | None = None, backend: Literal["bridge", "hooked"] | None = None) -> Any:
+def load_model(
+    name: str | None = None,
+    backend: Literal["bridge", "hooked"] | None = None,
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Any:
     """A model that TransformerLens knows by name, its weights unprocessed, in evaluation mode.
 
     Args:
         name: such as ``"gpt2"``, or the path of a folder that holds a model; ``None`` is the embedded model of
             :func:`load_demo_model`.
         backend: as for :func:`load_demo_model`.
+        device: where to put it; by default where TransformerLens puts models (a GPU where there is one), and the
+            embedded model on the CPU.
+        dtype: the precision of its weights and activations.
 
     Raises:
         ValueError: TransformerLens does not know the name, or its files cannot be fetched; or as
-            :func:`load_demo_model`, for ``backend`` too.
+            :func:`load_demo_model`, for ``backend`` and ``device`` too.
 
     Example:
         >>> import tl_neuron_attr as na
@@ -90,14 +103,16 @@ def load_model(name: str | None = None, backend: Literal["bridge", "hooked"] | N
         30
     """
     if name is None:
-        return load_demo_model(backend)
+        return load_demo_model(backend, device="cpu" if device is None else device, dtype=dtype)
     bridged = _builder(backend) is _bridge
+    _check_device(device)
     try:
         if bridged:
             home: Any = importlib.import_module("transformer_lens.model_bridge")
-            return home.TransformerBridge.boot_transformers(name).eval()
+            return home.TransformerBridge.boot_transformers(name, device=device, dtype=dtype).eval()
         transformer_lens: Any = importlib.import_module("transformer_lens")
-        return transformer_lens.HookedTransformer.from_pretrained_no_processing(name).eval()
+        hooked: Any = transformer_lens.HookedTransformer
+        return hooked.from_pretrained_no_processing(name, device=device, dtype=dtype).eval()
     except Exception as error:  # whatever the hub, transformers or TransformerLens raises for this name
         reason = str(error).strip() or type(error).__name__
         reason = textwrap.shorten(reason.splitlines()[0], 160, placeholder=" ...")
@@ -105,6 +120,20 @@ def load_model(name: str | None = None, backend: Literal["bridge", "hooked"] | N
             f"model {name!r} cannot be loaded: {reason} "
             "Give a name that TransformerLens knows and see that the model hub can be reached, or give a folder that "
             "holds the model."
+        ) from error
+
+
+def _check_device(device: str | torch.device | None) -> None:
+    """Refuse a device that is not there before anything is read or fetched."""
+    if device is None:
+        return
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch raises any of them
+        reason = textwrap.shorten(str(error).splitlines()[0], 160, placeholder=" ...")
+        raise ValueError(
+            f'device={str(device)!r} cannot be used ({reason.rstrip(".")}): give "cpu", or one that PyTorch has '
+            f'here, such as "cuda", "cuda:1" or "mps"'
         ) from error
 
 
