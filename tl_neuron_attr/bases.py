@@ -14,6 +14,7 @@ one product with the vocabulary. :class:`Bases` are one prompt's part of it, und
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -56,6 +57,13 @@ class Reading:
                 weight = weight * cap.slope(_z(readout, inputs, z, block))
             expected += product(weight, readout.W_U[:, block].T)
         return Reading(readout, inputs, log_z, expected, z, p)
+
+    @cached_property
+    def longest(self) -> Float[Tensor, ""]:
+        """The length of the unembedding's longest column."""
+        W_U, dtype = self.readout.W_U, self.readout.dtype
+        square = [W_U[:, block].to(dtype).square().sum(0).amax() for block in self.readout.blocks(W_U.shape[0])]
+        return torch.stack(square).amax().sqrt()
 
     @staticmethod
     def kept_bytes(readout: Readout, n_bases: int) -> int:

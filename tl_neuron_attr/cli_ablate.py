@@ -161,8 +161,8 @@ def _resampled(traced: "Trace", prompt: str) -> Any:
     there, wanted = len(traced.vocabulary.prompt_ids(prompt, None)), len(traced.tokens)
     if there < wanted:
         fail(
-            f"--mode resample={prompt!r}: it has {there} token{'s' * (there != 1)}, the prompt {wanted}, and each position takes the "
-            f"values of the same one: give a prompt of {wanted} tokens or more"
+            f"--mode resample={prompt!r}: it has {there} token{'s' * (there != 1)}, the prompt {wanted}, and each "
+            f"position takes the values of the same one: give a prompt of {wanted} tokens or more"
         )
     return mode
 

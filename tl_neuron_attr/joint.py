@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from tl_neuron_attr.moments import MANY_SOURCES
 from tl_neuron_attr.scoring import Vectors, changes_together
 from tl_neuron_attr.writes import directions
 
@@ -98,15 +99,19 @@ class _Wanted:
         place = self.order[self.starts[first] : self.starts[last]]
         place = place[self.pool[place].argsort(stable=True)]
         pool, counts = torch.unique_consecutive(self.pool[place], return_counts=True)
-        device = self.pools[0].readout.W_U.device
-        whole = torch.stack([self.index[place], self.direction[place] - first]).to(device)
-        sizes = counts.tolist()
-        parts = zip(whole.split(sizes, 1), self.weight[place].to(device).split(sizes), strict=True)
-        each = [
-            Vectors(self.pools[one].bases, base_of, direction_of, torch.arange(len(base_of), device=device), weight)
-            for one, ((base_of, direction_of), weight) in zip(pool.tolist(), parts, strict=True)
-        ]
+        of_pools = place.split(counts.tolist())
+        each = [self._vectors(self.pools[one], own, first) for one, own in zip(pool.tolist(), of_pools, strict=True)]
         return place, torch.cat(changes_together(self._directions(first, last), each)).cpu()
+
+    def _vectors(self, pool: "Candidates", place: Int[Tensor, " place"], first: int) -> Vectors:
+        """A pool's candidates, in the order of their directions, those of one direction on one line."""
+        device = pool.readout.W_U.device
+        direction, counts = torch.unique_consecutive(self.direction[place], return_counts=True)
+        starts = counts.cumsum(0) - counts
+        lines = torch.stack([self.index[place[starts]], direction - first]).to(device)
+        line = torch.arange(len(counts)).repeat_interleave(counts).to(device)
+        many = pool.numbering.n_sources >= MANY_SOURCES
+        return Vectors(pool.bases, lines[0], lines[1], line, self.weight[place].to(device), many)
 
     def _directions(self, first: int, last: int) -> Float[Tensor, "direction d_model"]:
         one_of_each = self.order[torch.tensor(self.starts[first:last])]

@@ -6,28 +6,23 @@ With ``p = softmax(z(base))``, ``u = W_U' N(w)`` and ``m = E_p[u]``, the score o
     ``S = a (u_a - u_b)``                                                   ``Contrast(a, b)``
     ``S = log sum_B p(b | B) exp(a (u_b - m)) - log E_p[exp(a (u - m))]``   ``AnyOf(B)``
 
-The last term is computed as ``log1p(E_p[expm1(a (u - m))])``, which keeps the full precision of small scores.
-It is never negative (Jensen), so what precedes it bounds the score from one vector per base and option,
-``a (u_b - m) = a <g_b, N(w)>`` with ``g_b = W_U[:, b] - W_U p``. A contrast attains it
-(``g = W_U[:, a] - W_U[:, b]``). Behind a soft cap the change ``D`` of the capped logits takes the place of ``a u``,
-and ``m = E_p[slope u]`` only shifts both terms (:mod:`tl_neuron_attr.capped`). The vocabulary is passed in blocks so
-that a memory budget holds whatever its width.
+The last term is computed by :mod:`tl_neuron_attr.growth`. It is never negative (Jensen), so what precedes it bounds
+the score from one vector per base and option, ``a (u_b - m) = a <g_b, N(w)>`` with ``g_b = W_U[:, b] - W_U p``. A
+contrast attains it (``g = W_U[:, a] - W_U[:, b]``). Behind a soft cap the change ``D`` of the capped logits takes the
+place of ``a u``, and ``m = E_p[slope u]`` only shifts both terms (:mod:`tl_neuron_attr.capped`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_neuron_attr.bases import Bases
-from tl_neuron_attr.products import MIN_ROWS, along, product, slices
-
-# Entries of one pass of elementwise work that measured fastest on processors.
-_CACHED_ENTRIES = 2**18
-# Vectors whose exponentials overflow are scored so many at a time; there are few of them.
-_FAR = 64
+from tl_neuron_attr.growth import Lines
+from tl_neuron_attr.products import MIN_ROWS, along
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +30,7 @@ class Vectors:
     """Vectors ``coefficient * w`` of one prompt; each is on a line, a direction ``N(w)`` at a base.
 
     Lines name their bases among ``bases`` and their directions among those that they are scored with; ``line`` names
-    the vectors' lines.
+    the vectors' lines. ``many`` is whether lines can hold so many vectors that small ones share their sums.
     """
 
     bases: Bases
@@ -43,6 +38,7 @@ class Vectors:
     direction_of: Int[Tensor, " line"]
     line: Int[Tensor, " vector"]
     coefficient: Float[Tensor, " vector"]
+    many: bool = False
 
 
 def changes(
@@ -72,7 +68,7 @@ def changes_together(
     asked = [_Asked(vectors, directions) for vectors in each]
     curved = [one for one in asked if not one.is_linear]
     if curved:
-        grown = _Growth(directions, curved).grown()
+        grown = _lines(directions, curved).grown()
         for one, own in zip(curved, grown.split([len(one.coefficient) for one in curved]), strict=True):
             one.grown = own
     return [one.scores()[: len(vectors.line)] for one, vectors in zip(asked, each, strict=True)]
@@ -87,12 +83,20 @@ class _Asked:
         self.base_of, self.direction_of = _at_least(vectors.base_of, 2), _at_least(vectors.direction_of, 2)
         self.grown: Tensor | None = None
         self.is_linear = self.readout.target.is_linear
+        self.many = vectors.many and self.readout.cap is None
         self._directions = directions
         if not self.is_linear:
             self.mean = (self._own() * self.bases.expected[self.base_of]).sum(-1)
             self.shift = self.mean[self.line] * self.coefficient
             if self.readout.cap is not None:
                 self.shift = self.shift.clamp(-2 * self.readout.cap.c, 2 * self.readout.cap.c)
+
+    def reach(self) -> Float[Tensor, " line"]:
+        """A bound of ``|u - m|`` on each line; zero where nobody asks for it."""
+        if not self.many:
+            return torch.zeros_like(self.mean)
+        furthest = self.bases.reading.longest + self.bases.expected.square().sum(-1).sqrt()
+        return self._own().square().sum(-1).sqrt() * furthest[self.base_of]
 
     def scores(self) -> Float[Tensor, " vector"]:
         target, cap = self.readout.target, self.readout.cap
@@ -126,59 +130,27 @@ class _Asked:
         return moved if cap is None else cap.change(z[self.base_of[self.line]], moved)
 
 
-class _Growth:
-    """``log E_p[exp(D - shift)]`` of every vector of several prompts, ``D = a u`` without a cap."""
-
-    def __init__(self, directions: Tensor, asked: Sequence[_Asked]) -> None:
-        self.directions, self.reading = directions, asked[0].bases.reading
-        self.readout = self.reading.readout
-        self.direction_of = torch.cat([one.direction_of[one.line] for one in asked])
-        self.base_of = torch.cat([(one.base_of + one.bases.start)[one.line] for one in asked])
-        self.mean = torch.cat([one.mean[one.line] for one in asked])[:, None]
-        self.shift = torch.cat([one.shift for one in asked])
-        self.coefficient = torch.cat([one.coefficient for one in asked])[:, None]
-
-    def grown(self) -> Float[Tensor, " vector"]:
-        cap, excess = self.readout.cap, torch.zeros_like(self.shift)
-        for block in self.readout.blocks(len(self.directions)):
-            u = product(self.directions, self.readout.W_U[:, block])
-            for part in self._parts(len(excess), u.shape[1]):
-                x, base_of = u.index_select(0, self.direction_of[part]), self.base_of[part]
-                if cap is None:
-                    x = x.sub_(self.mean[part]).mul_(self.coefficient[part])
-                else:
-                    x = cap.change(self.reading.z_rows(base_of, block), x.mul_(self.coefficient[part]))
-                    x = x.sub_(self.shift[part, None])
-                excess[part] += x.expm1_().mul_(self.reading.p_rows(base_of, block)).sum(-1)
-        # Where a shifted logit moves by more than a float's exponent holds, the plain sum is inf or NaN. Behind a
-        # cap, large vectors move most logits further down than the shift: the sum loses its digits beside -1.
-        far = (~(excess.isfinite() & (excess > -0.5))).nonzero()[:, 0]
-        grown = torch.log1p(excess)
-        for part in far.split(_FAR):
-            grown[part] = self._log_growth(part) - self.shift[part]
-        return grown
-
-    def _log_growth(self, part: Int[Tensor, " some"]) -> Float[Tensor, " some"]:
-        """``log E_p[exp(D)]`` in log space, for vectors so large that their exponentials overflow."""
-        n, base_of = len(part), self.base_of[part]
-        grown = self.coefficient.new_full((n,), -torch.inf)
-        both = torch.cat([self.directions[self.direction_of[part]], self.reading.inputs[base_of]])
-        for block in self.readout.blocks(2 * _FAR):
-            u, z = product(both, self.readout.W_U[:, block]).split([n, n])
-            if self.readout.constant is not None:
-                z = z + self.readout.constant[block]
-            logits = self.readout.capped(z + u * self.coefficient[part])
-            grown = torch.logaddexp(grown, torch.logsumexp(logits - self.reading.log_z[base_of, None], -1))
-        return grown
-
-    def _parts(self, rows: int, width: int) -> Iterator[slice]:
-        """Slices of the vectors scored against one block, small enough for a processor's cache."""
-        budget = self.readout.memory_budget // (8 * self.readout.itemsize)
-        wanted = max(_CACHED_ENTRIES, 4 * width) if self.directions.device.type == "cpu" else budget
-        step = min(budget, wanted) // max(width, 1)
-        # Parts of nearly equal length: a sum over one row alone would round in another order than among others.
-        n_parts = -(-rows // max(1, step))
-        yield from slices(rows, -(-rows // n_parts))
+def _lines(directions: Float[Tensor, "direction d_model"], asked: Sequence[_Asked]) -> Lines:
+    """The vectors of several prompts as those of one reading."""
+    starts = accumulate([0, *[len(one.base_of) for one in asked]])
+    line = torch.cat([one.line + start for one, start in zip(asked, starts, strict=False)])
+    coefficient, reach = torch.cat([one.coefficient for one in asked]), torch.cat([one.reach() for one in asked])
+    small: Tensor | None = None
+    if any(one.many for one in asked):
+        many = torch.cat([torch.full_like(one.line, one.many, dtype=torch.bool) for one in asked])
+        small = many & (coefficient.abs() * reach[line] <= 1)
+    return Lines(
+        directions=directions,
+        reading=asked[0].bases.reading,
+        direction_of=torch.cat([one.direction_of for one in asked]),
+        base_of=torch.cat([one.base_of + one.bases.start for one in asked]),
+        mean=torch.cat([one.mean for one in asked]),
+        reach=reach,
+        line=line,
+        coefficient=coefficient,
+        shift=torch.cat([one.shift for one in asked]),
+        small=small,
+    )
 
 
 def _at_least(rows: Tensor, count: int) -> Tensor:
