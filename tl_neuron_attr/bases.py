@@ -62,8 +62,8 @@ class Reading:
     def longest(self) -> Float[Tensor, ""]:
         """The length of the unembedding's longest column."""
         W_U, dtype = self.readout.W_U, self.readout.dtype
-        square = [W_U[:, block].to(dtype).square().sum(0).amax() for block in self.readout.blocks(W_U.shape[0])]
-        return torch.stack(square).amax().sqrt()
+        blocks = self.readout.blocks(W_U.shape[0])
+        return torch.stack([torch.linalg.vector_norm(W_U[:, b].to(dtype), dim=0).amax() for b in blocks]).amax()
 
     @staticmethod
     def kept_bytes(readout: Readout, n_bases: int) -> int:

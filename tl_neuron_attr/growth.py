@@ -117,7 +117,7 @@ class Exponentials:
         excess = self._excess
         far = (~(excess.isfinite() & (excess > -0.5))).nonzero()[:, 0]
         grown = torch.log1p(excess)
-        for part in far.split(_FAR):
+        for part in far.split(_FAR) if len(far) else ():  # of nothing, split gives one part of nothing
             grown[part] = self._log_growth(part) - self._shift[part]
         return grown
 

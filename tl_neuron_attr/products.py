@@ -12,6 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 MIN_ROWS = 32
+# So few rows are multiplied by so many columns at once on a processor, a fifth faster than by all: the result stays
+# in a cache until it is stored.
+_FEW_ROWS = 128
+_FEW_COLUMNS = 2**11
 
 
 def slices(length: int, step: int) -> Iterator[slice]:
@@ -22,10 +26,12 @@ def slices(length: int, step: int) -> Iterator[slice]:
 
 def matmul(x: Tensor, W_U: Tensor, memory_budget: int) -> Tensor:
     """``x @ W_U`` in the precision of ``x``, without a converted copy of the whole unembedding."""
-    if W_U.dtype == x.dtype:
+    few = x.device.type == "cpu" and len(x) <= _FEW_ROWS
+    if W_U.dtype == x.dtype and not few:
         return product(x, W_U)
     out = x.new_empty(len(x), W_U.shape[1])
-    for block in slices(W_U.shape[1], memory_budget // (8 * x.dtype.itemsize * W_U.shape[0])):
+    step = memory_budget // (8 * x.dtype.itemsize * W_U.shape[0])
+    for block in slices(W_U.shape[1], min(step, _FEW_COLUMNS) if few else step):
         out[:, block] = product(x, W_U[:, block])
     return out
 
