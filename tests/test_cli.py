@@ -133,6 +133,7 @@ def test_completion_can_be_shown(capsys, monkeypatch):
 # --- explaining
 
 
+@pytest.mark.any_release
 @pytest.mark.parametrize(
     "command", [["explain", PROMPT, "--k", "1"], ["ablate", PROMPT, "L27N846", "--controls", "0"]]
 )
@@ -144,6 +145,7 @@ def test_a_target_without_its_space_is_noticed(command, capsys):
         assert "more probable" not in capsys.readouterr().err
 
 
+@pytest.mark.any_release
 def test_tables_end_after_fifty_rows_and_say_so_and_files_are_named(tmp_path, capsys):
     path = tmp_path / "found.json"
     assert main(["explain", PROMPT, "--k", "53", "--json", str(path)]) == 0

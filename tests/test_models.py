@@ -101,6 +101,7 @@ def test_the_model_is_the_known_one(load: Callable[..., Any], backend: str, proc
     assert (got[:, 0] - zeroth).abs().max() < 5e-5
 
 
+@pytest.mark.any_release
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_in_another_precision(backend: str, capsys: pytest.CaptureFixture[str]):
     model = na.load_demo_model(backend, dtype=torch.bfloat16)

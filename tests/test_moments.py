@@ -72,6 +72,7 @@ def both_ways(ask: Any) -> tuple[Any, Any, int]:
     return found, other, usual
 
 
+@pytest.mark.any_release
 @pytest.mark.parametrize("target", [11, na.AnyOf([3, 50, 9])], ids=["token", "any"])
 @pytest.mark.parametrize(("name", "backend"), zoo.thinned(zoo.CASES))
 def test_a_long_prompt(name: str, backend: str, target: Any) -> None:
