@@ -81,7 +81,9 @@ def test_prompts_without_a_result_give_exit_code_3(demo: SimpleNamespace, monkey
 
 
 def test_the_model_asked_for(demo: SimpleNamespace) -> None:
-    assert swept(demo, "--model", "tiny", "--backend", "hooked", "--convention", "paper").exit_code == 0
+    assert (
+        swept(demo, "--model", "tiny", "--backend", "hooked", "--convention", "paper", "--mix-lengths").exit_code == 0
+    )
     assert demo.asked == [("tiny", "hooked")]
     assert na.load_sweep(demo.out).settings["convention"] == "paper"
 

@@ -90,7 +90,12 @@ def test_rows_are_what_each_prompt_gives_alone(name: str, backend: str, tmp_path
 
 
 def test_results_do_not_depend_on_batches_and_budgets(model: Any, tmp_path: Path) -> None:
-    options = [{"batch_size": 1}, {"batch_size": 4}, {"memory_budget": 2**20, "batch_size": 16}]
+    options = [
+        {"batch_size": 1},
+        {"batch_size": 4},
+        {"batch_size": 4, "mix_lengths": True},
+        {"memory_budget": 2**20, "batch_size": 16},
+    ]
     found = []
     for i, option in enumerate(options):
         swept(model, [line["prompt"] for line in LINES], tmp_path / str(i), query=True, **option)
@@ -125,6 +130,9 @@ def test_prompts_of_like_length_run_together_and_as_many_as_the_budget_allows(
     monkeypatch.setattr(sweep_parts, "rows_of", counted)
     prompts = [line["prompt"] for line in LINES]
     swept(model, prompts, tmp_path / "a", part_size=11, batch_size=4)
+    assert sizes == [4, 4, 2]  # of 4 (five of them: one is left to run alone), 3 and 5 tokens
+    sizes.clear()
+    swept(model, prompts, tmp_path / "mixed", part_size=11, batch_size=4, mix_lengths=True)
     assert sizes == [4, 4, 3]  # 5, 5, 4, 4 tokens, 4, 4, 4, 3 and 3, 3, 3
     sizes.clear()
     swept(model, prompts, tmp_path / "b", part_size=11, batch_size=4, memory_budget=2**20)

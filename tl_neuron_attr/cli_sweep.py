@@ -40,6 +40,9 @@ def sweep(
     k: Annotated[int, typer.Option(help="How many neurons of each kind.")] = 300,
     query: Annotated[bool, typer.Option(help="Whether to rank query neurons too.")] = False,
     batch_size: Annotated[int, typer.Option(help="How many prompts to run at once; 1 shares nothing.")] = 16,
+    mix_lengths: Annotated[
+        bool, typer.Option(help="Whether prompts of like length run together too; moves scores by rounding.")
+    ] = False,
     model: ModelOption = None,
     convention: ConventionOption = Convention.exact,
     leading_space: Annotated[bool, typer.Option(help="Whether answers without a space before them get one.")] = True,
@@ -88,6 +91,7 @@ def sweep(
                 Path(prompts),
                 out,
                 batch_size=batch_size,
+                mix_lengths=mix_lengths,
                 part_size=part_size,
                 memory_budget=memory_budget * 2**20,
                 progress=progress,

@@ -87,6 +87,7 @@ def sweep(
     k: int = 300,
     query: bool = False,
     batch_size: int = 16,
+    mix_lengths: bool = False,
     convention: Convention = "exact",
     prepend_bos: bool | None = None,
     leading_space: bool = True,
@@ -109,8 +110,11 @@ def sweep(
         targets: for a list of prompts, one target for each; ``None`` is the model's own prediction.
         k: how many neurons of each kind.
         query: whether to rank query neurons too.
-        batch_size: how many prompts of like length to run at once; with more than 1, all of a part share the products
+        batch_size: how many prompts of one length to run at once; with more than 1, all of a part share the products
             of their neurons with the vocabulary. Memory permitting, and not part of what must stay the same.
+        mix_lengths: whether prompts of like length share a forward pass too, as for :func:`trace_batch`: faster where
+            lengths are many, but the pass rounds otherwise, so neurons whose scores are within 1e-5 of each other may
+            change places. Not part of what must stay the same either.
         convention: as for :func:`trace`.
         prepend_bos: as for :func:`trace`.
         leading_space: for a file, whether answers without a space before them get one, as for :func:`read_prompts`.
@@ -155,7 +159,7 @@ def sweep(
         ),
     }
     folder = SweepFolder(out, settings, versions())
-    wanted = Wanted(k, query, convention, prepend_bos, batch_size, memory_budget)
+    wanted = Wanted(k, query, convention, prepend_bos, batch_size, memory_budget, mix_lengths)
     return _Run(folder, plan, PartRunner(view, vocabulary, wanted), progress).result()
 
 

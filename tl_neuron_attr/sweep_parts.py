@@ -1,10 +1,10 @@
 """A part of a sweep: prompts -> rows of its tables, several prompts at once, one bad prompt costing itself only.
 
-Within a part, prompts of like length run in one forward pass (:mod:`tl_neuron_attr.rows`), as many as a batch has,
-and the part's traces are scored together, so that they share their products with the vocabulary
-(:mod:`tl_neuron_attr.overview`). With a batch of one, nothing is shared. Of the memory budget, a forward pass takes
-half at most and the traces that are held a quarter; what they leave is for scoring them, and what does not fit is
-done in turns. Rows are in the prompts' order whatever the batches were.
+Within a part, prompts of one length, or of like length if asked for, run in one forward pass
+(:mod:`tl_neuron_attr.rows`), as many as a batch has, and the part's traces are scored together, so that they share
+their products with the vocabulary (:mod:`tl_neuron_attr.overview`). With a batch of one, nothing is shared. Of the
+memory budget, a forward pass takes half at most and the traces that are held a quarter; what they leave is for
+scoring them, and what does not fit is done in turns. Rows are in the prompts' order whatever the batches were.
 
 What is a prompt's own fault, and goes to its row as the reason:
 
@@ -20,6 +20,7 @@ Everything else that goes wrong ends the run, and the next one goes on from ther
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -57,6 +58,7 @@ class Wanted:
     prepend_bos: bool | None
     batch_size: int
     memory_budget: int
+    mix_lengths: bool
 
 
 class PartRunner:
@@ -125,8 +127,11 @@ class PartRunner:
     def _traces(self, requests: Sequence[Request]) -> Iterator[tuple[Request, "Trace | Failure"]]:
         # Anew for each part, so that a part has the same bytes whatever ran before it.
         run = rows_of(self._view, self._vocabulary, self._wanted.convention)
-        # The longest first: what they confirm need not be confirmed again for shorter ones.
-        waiting = sorted(requests, key=lambda request: -len(request.tokens))
+        run.mixes = run.mixes and self._wanted.mix_lengths
+        # The largest batches first, or the longest prompts: what they confirm need not be confirmed again for others.
+        counts = Counter(len(request.tokens) for request in requests)
+        size_of = {length: -length if run.mixes else -count for length, count in counts.items()}
+        waiting = sorted(requests, key=lambda request: (size_of[len(request.tokens)], len(request.tokens)))
         while waiting:
             size = min(self._wanted.batch_size, self._fitting(len(waiting[0].tokens)))
             batch = alike(waiting, size, mixes=run.mixes)
