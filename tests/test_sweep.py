@@ -130,7 +130,7 @@ def test_prompts_of_like_length_run_together_and_as_many_as_the_budget_allows(
     monkeypatch.setattr(sweep_parts, "rows_of", counted)
     prompts = [line["prompt"] for line in LINES]
     swept(model, prompts, tmp_path / "a", part_size=11, batch_size=4)
-    assert sizes == [4, 4, 2]  # of 4 (five of them: one is left to run alone), 3 and 5 tokens
+    assert sizes == [2, 4, 4]  # of 5, 4 (five of them: one is left to run alone) and 3 tokens
     sizes.clear()
     swept(model, prompts, tmp_path / "mixed", part_size=11, batch_size=4, mix_lengths=True)
     assert sizes == [4, 4, 3]  # 5, 5, 4, 4 tokens, 4, 4, 4, 3 and 3, 3, 3

@@ -20,7 +20,6 @@ Everything else that goes wrong ends the run, and the next one goes on from ther
 """
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -128,10 +127,8 @@ class PartRunner:
         # Anew for each part, so that a part has the same bytes whatever ran before it.
         run = rows_of(self._view, self._vocabulary, self._wanted.convention)
         run.mixes = run.mixes and self._wanted.mix_lengths
-        # The largest batches first, or the longest prompts: what they confirm need not be confirmed again for others.
-        counts = Counter(len(request.tokens) for request in requests)
-        size_of = {length: -length if run.mixes else -count for length, count in counts.items()}
-        waiting = sorted(requests, key=lambda request: (size_of[len(request.tokens)], len(request.tokens)))
+        # The longest first: what they confirm of lengths need not be confirmed again for shorter ones.
+        waiting = sorted(requests, key=lambda request: -len(request.tokens))
         while waiting:
             size = min(self._wanted.batch_size, self._fitting(len(waiting[0].tokens)))
             batch = alike(waiting, size, mixes=run.mixes)
