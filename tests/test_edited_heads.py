@@ -1,6 +1,8 @@
 """Traces of runs whose heads were edited at `hook_z`, behind pattern and values: inside an ablation, say."""
 
 import dataclasses
+import gc
+import weakref
 
 import pytest
 import torch
@@ -65,6 +67,20 @@ def test_scaling_scales_every_source(case):
     expected = before.clone()
     expected[:, :, 1] *= 2
     assert torch.allclose(after, expected, atol=2e-4 * float(before.abs().max()))
+
+
+def test_what_is_remembered_of_a_trace_is_its_own_and_goes_with_it(case):
+    """An edited run and the usual one, asked in turns, and a copy whose heads were edited afterwards."""
+    usual, edited = na.trace(case.model, PROMPT, 11), inside(case, HEAD)
+    for _ in range(2):
+        assert attn_coefficients(usual, HEAD.layer)[HEAD.head].any()
+        assert not attn_coefficients(edited, HEAD.layer)[HEAD.head].any()
+    z = tuple(own if layer != HEAD.layer else torch.zeros_like(own) for layer, own in enumerate(usual.z))
+    assert not attn_coefficients(dataclasses.replace(usual, z=z), HEAD.layer).any()
+    gone = weakref.ref(edited)
+    del edited
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.parametrize("mode", ["mean", "resample", "set"])

@@ -167,9 +167,8 @@ def coefficients_of(
     order, counts = index.argsort(stable=True), torch.bincount(index, minlength=len(numbering.layers)).tolist()
     device = trace.view.W_U.device
     at = torch.stack([row, source])[:, order].to(device)
-    dest = torch.tensor([trace.position], device=device)
     parts = [
-        coefficients_at(trace, numbering.kind, layer, rows, sources, dest)[0].to(device)
+        coefficients_at(trace, numbering.kind, layer, rows, sources)[0].to(device)
         for layer, (rows, sources) in zip(numbering.layers, at.split(counts, 1), strict=True)
         if len(rows)
     ]

@@ -32,9 +32,9 @@ def along_rows(
     along: list[Tensor] = []
     length: list[Tensor] = []
     for part in rows.split(step):
-        w = part.to(together.dtype)
-        along.append(w @ together.T)
-        length.append(w.square().sum(-1).sqrt())  # rows are often a transposed view, where norms are slow
+        w = part.to(together.dtype).T  # rows are often a transposed view: so both passes read it as it lies
+        along.append((together @ w).T)
+        length.append(w.square().sum(0).sqrt())
     lengths = torch.cat(length)
     return [(own, lengths) for own in torch.cat(along).split([len(own) for own in q], 1)]
 

@@ -9,6 +9,7 @@ neurons of that layer are refused, naming the head.
 """
 
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +20,10 @@ from tl_neuron_attr.tolerance import TOLERANCE
 
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
+
+
+# What `kept_at_end` has found, by layer: every ranking asks for it several times, and a trace does not change.
+_AT_END: "WeakKeyDictionary[Trace, dict[int, Tensor | None]]" = WeakKeyDictionary()
 
 
 def values(trace: "Trace", layer: int) -> Float[Tensor, "head d_head source"]:
@@ -41,6 +46,14 @@ def kept(trace: "Trace", layer: int, pos: Int[Tensor, " pos"]) -> Float[Tensor, 
         return None
     factor = torch.where(zeroed, 0.0, 1.0).to(made)
     return torch.where(edited, _factor(trace, layer, edited.any(0)), factor) if bool(edited.any()) else factor
+
+
+def kept_at_end(trace: "Trace", layer: int) -> Float[Tensor, "1 head d_head"] | None:
+    """:func:`kept` at the predicting position, looked for once in each trace."""
+    found = _AT_END.setdefault(trace, {})
+    if layer not in found:
+        found[layer] = kept(trace, layer, torch.tensor([trace.position]))
+    return found[layer]
 
 
 def _zeroed(trace: "Trace", layer: int, pos: Tensor, made: Tensor, own: Tensor) -> Bool[Tensor, "pos head d_head"]:

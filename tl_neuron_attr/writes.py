@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tl_neuron_attr.neurons import Kind, MLPNeuron, Neuron, kind_of
 from tl_neuron_attr.post import FrozenPost
-from tl_neuron_attr.sources import kept, values
+from tl_neuron_attr.sources import kept, kept_at_end, values
 
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
@@ -38,23 +38,24 @@ def coefficients_at(
     layer: int,
     row: Int[Tensor, " neuron"],
     source: Int[Tensor, " neuron"],
-    pos: Int[Tensor, " pos"],
+    pos: Int[Tensor, " pos"] | None = None,
 ) -> Float[Tensor, "pos neuron"]:
-    """The coefficients of some neurons of a layer at the positions ``pos``, without the others'.
+    """The coefficients of some neurons of a layer at ``pos`` (the predicting position), without the others'.
 
     ``row`` counts directions as :func:`directions` does. An attention neuron's is zero before its source.
     """
     view = trace.view
+    at = torch.tensor([trace.position]) if pos is None else pos
     if kind == "mlp":
         post = _post(trace, layer)
-        return post[pos.to(post.device)][:, row.to(post.device)].to(view.compute_dtype)
+        return post[at.to(post.device)][:, row.to(post.device)].to(view.compute_dtype)
     pattern, value = trace.pattern[layer], trace.value[layer]
     head, dim = row // view.d_head, row % view.d_head
     here, there = pattern.device, value.device
-    attended = pattern[head.to(here), pos.to(here)[:, None], source.to(here)].to(view.compute_dtype)
+    attended = pattern[head.to(here), at.to(here)[:, None], source.to(here)].to(view.compute_dtype)
     kv_head = head // (view.n_heads // view.n_kv_heads)
     weight = attended * value[source.to(there), kv_head.to(there), dim.to(there)].to(attended)
-    factor = kept(trace, layer, pos)
+    factor = kept_at_end(trace, layer) if pos is None else kept(trace, layer, pos)
     if factor is None:
         return weight
     return weight * factor[:, head.to(factor.device), dim.to(factor.device)].to(weight)
@@ -121,7 +122,7 @@ def attn_coefficients(trace: "Trace", layer: int) -> Float[Tensor, "head d_head 
     """``pattern[head, dest, source] * value[source, kv(head), dim]``, as far as ``hook_z`` kept it."""
     pattern = trace.pattern[layer][:, trace.position].to(trace.view.compute_dtype)
     weight = pattern[:, None, :] * values(trace, layer).to(pattern.device)
-    factor = kept(trace, layer, torch.tensor([trace.position]))
+    factor = kept_at_end(trace, layer)
     return weight if factor is None else weight * factor[0, ..., None]
 
 
