@@ -453,7 +453,7 @@ def test_device_and_precision_of_the_embedded_model(demo_model, monkeypatch):
 
 
 @pytest.mark.parametrize("model", [[], ["--model", "gpt2"]])
-@pytest.mark.parametrize("device", ["vga", "cpu:1:2"])
+@pytest.mark.parametrize("device", ["vga", "cpu:1:2", "privateuseone"])
 def test_a_device_that_is_not_there(named, capsys, model, device):
     line = refused(capsys, "explain", PROMPT, *model, "--device", device)
     assert line.startswith(f"device='{device}' cannot be used (")

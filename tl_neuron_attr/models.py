@@ -129,7 +129,7 @@ def _check_device(device: str | torch.device | None) -> None:
         return
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch raises any of them
+    except (RuntimeError, AssertionError, ImportError) as error:  # the latter two where PyTorch was built without it
         reason = textwrap.shorten(str(error).splitlines()[0], 160, placeholder=" ...")
         raise ValueError(
             f'device={str(device)!r} cannot be used ({reason.rstrip(".")}): give "cpu", or one that PyTorch has '
