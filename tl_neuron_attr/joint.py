@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from tl_neuron_attr.moments import MANY_SOURCES
+from tl_neuron_attr.products import product_of_few
 from tl_neuron_attr.scoring import Vectors, changes_together
 from tl_neuron_attr.writes import directions
 
@@ -33,7 +34,7 @@ def along_rows(
     length: list[Tensor] = []
     for part in rows.split(step):
         w = part.to(together.dtype).T  # rows are often a transposed view: so both passes read it as it lies
-        along.append((together @ w).T)
+        along.append(product_of_few(together, w).T)
         length.append(w.square().sum(0).sqrt())
     lengths = torch.cat(length)
     return [(own, lengths) for own in torch.cat(along).split([len(own) for own in q], 1)]

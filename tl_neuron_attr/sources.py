@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
 
 
-# What `kept_at_end` has found, by layer: every ranking asks for it several times, and a trace does not change.
+# What `kept` has found at predicting positions, by layer: a ranking asks for it several times, and no trace changes.
 _AT_END: "WeakKeyDictionary[Trace, dict[int, Tensor | None]]" = WeakKeyDictionary()
 
 
@@ -33,11 +33,23 @@ def values(trace: "Trace", layer: int) -> Float[Tensor, "head d_head source"]:
     return grouped.repeat_interleave(view.n_heads // view.n_kv_heads, dim=0)
 
 
-def kept(trace: "Trace", layer: int, pos: Int[Tensor, " pos"]) -> Float[Tensor, "pos head d_head"] | None:
+def kept(
+    trace: "Trace", layer: int, pos: Int[Tensor, " pos"] | None = None
+) -> Float[Tensor, "pos head d_head"] | None:
     """The factor that an edit of ``hook_z`` has put on every term at the positions ``pos``; ``None`` without an edit.
 
-    Raises :class:`UnsupportedModelError`, naming the head, where what was handed on is no multiple of the terms' sum.
+    Without ``pos`` it is that of the predicting position, looked for once in each trace. Raises
+    :class:`UnsupportedModelError`, naming the head, where what was handed on is no multiple of the terms' sum.
     """
+    if pos is not None:
+        return _kept(trace, layer, pos)
+    found = _AT_END.setdefault(trace, {})
+    if layer not in found:
+        found[layer] = _kept(trace, layer, torch.tensor([trace.position]))
+    return found[layer]
+
+
+def _kept(trace: "Trace", layer: int, pos: Tensor) -> Tensor | None:
     made, own = _made(trace, layer, pos)
     size = torch.maximum(made.abs().amax(), own.abs().amax())
     zeroed = _zeroed(trace, layer, pos, made, own)
@@ -46,14 +58,6 @@ def kept(trace: "Trace", layer: int, pos: Int[Tensor, " pos"]) -> Float[Tensor, 
         return None
     factor = torch.where(zeroed, 0.0, 1.0).to(made)
     return torch.where(edited, _factor(trace, layer, edited.any(0)), factor) if bool(edited.any()) else factor
-
-
-def kept_at_end(trace: "Trace", layer: int) -> Float[Tensor, "1 head d_head"] | None:
-    """:func:`kept` at the predicting position, looked for once in each trace."""
-    found = _AT_END.setdefault(trace, {})
-    if layer not in found:
-        found[layer] = kept(trace, layer, torch.tensor([trace.position]))
-    return found[layer]
 
 
 def _zeroed(trace: "Trace", layer: int, pos: Tensor, made: Tensor, own: Tensor) -> Bool[Tensor, "pos head d_head"]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tl_neuron_attr.neurons import Kind, MLPNeuron, Neuron, kind_of
 from tl_neuron_attr.post import FrozenPost
-from tl_neuron_attr.sources import kept, kept_at_end, values
+from tl_neuron_attr.sources import kept, values
 
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
@@ -40,7 +40,7 @@ def coefficients_at(
     source: Int[Tensor, " neuron"],
     pos: Int[Tensor, " pos"] | None = None,
 ) -> Float[Tensor, "pos neuron"]:
-    """The coefficients of some neurons of a layer at ``pos`` (the predicting position), without the others'.
+    """The coefficients of some neurons of a layer, without the others', at ``pos`` or the predicting position.
 
     ``row`` counts directions as :func:`directions` does. An attention neuron's is zero before its source.
     """
@@ -55,7 +55,7 @@ def coefficients_at(
     attended = pattern[head.to(here), at.to(here)[:, None], source.to(here)].to(view.compute_dtype)
     kv_head = head // (view.n_heads // view.n_kv_heads)
     weight = attended * value[source.to(there), kv_head.to(there), dim.to(there)].to(attended)
-    factor = kept_at_end(trace, layer) if pos is None else kept(trace, layer, pos)
+    factor = kept(trace, layer, pos)
     if factor is None:
         return weight
     return weight * factor[:, head.to(factor.device), dim.to(factor.device)].to(weight)
@@ -122,7 +122,7 @@ def attn_coefficients(trace: "Trace", layer: int) -> Float[Tensor, "head d_head 
     """``pattern[head, dest, source] * value[source, kv(head), dim]``, as far as ``hook_z`` kept it."""
     pattern = trace.pattern[layer][:, trace.position].to(trace.view.compute_dtype)
     weight = pattern[:, None, :] * values(trace, layer).to(pattern.device)
-    factor = kept_at_end(trace, layer)
+    factor = kept(trace, layer)
     return weight if factor is None else weight * factor[0, ..., None]
 
 
