@@ -22,6 +22,7 @@ from tl_neuron_attr.logits import Cap, LogitMap
 from tl_neuron_attr.norms import Norm
 from tl_neuron_attr.refusals import mlp_refusal, reads_length, refuse
 from tl_neuron_attr.tokens import Tokens
+from tl_neuron_attr.unchanged import Weights
 
 # Configuration fields that Hugging Face models read for dropout without a module of its own.
 _FUNCTIONAL_DROPOUT = ("attention_dropout", "attn_pdrop", "resid_pdrop", "hidden_dropout", "dropout")
@@ -68,11 +69,11 @@ class ModelView:
                 f"({len(missing)} of the needed ones missing): neuron scores need the standard attention and "
                 f"MLP hooks in every attributed layer"
             )
-        self._state = _weights_state(model)
+        self._weights = Weights(model)
 
     def check_unchanged(self) -> None:
         """Raise :class:`ValueError` if the model's weights were edited since this view of it was made."""
-        if _weights_state(self.model) != self._state:
+        if not self._weights.are_still_of(self.model):
             raise ValueError(
                 f"the weights of {self.name} changed since the trace was made, so its activations are not of this "
                 f"model: make the trace (and any InverseRanks) again"
@@ -255,12 +256,6 @@ class ModelView:
         if refusal is not None:
             raise UnsupportedModelError(refusal)
         return self.block(layer).W_out
-
-
-def _weights_state(model: nn.Module) -> tuple[int, set[torch.dtype]]:
-    """A count that grows with every edit of a weight in place (a move is none), and the weights' precisions."""
-    weights = list(model.parameters())
-    return sum(0 if w.is_inference() else w._version for w in weights), {w.dtype for w in weights}
 
 
 def _without_hooks(module: nn.Module) -> nn.Module:

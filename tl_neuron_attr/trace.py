@@ -106,7 +106,8 @@ def trace(
     """Run ``model`` once on ``prompt`` (only the hooks needed) and record what attribution needs.
 
     The pass runs in the precision of the model's weights, also under ``torch.autocast``. Scores of a trace whose
-    model was edited since are refused.
+    weights were edited or exchanged since are refused, except for an edit in place through ``.data``, which PyTorch
+    does not count: make the trace again after one.
 
     Args:
         model: a ``TransformerBridge`` (TransformerLens 3 and 4) or ``HookedTransformer`` (2 and 3).
