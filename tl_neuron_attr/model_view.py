@@ -49,6 +49,7 @@ class ModelView:
         self.name: str = str(getattr(self.cfg, "model_name", None) or type(model).__name__)
         refuse(model, self.cfg, self.name)
         self.n_layers: int = self.cfg.n_layers
+        self._mlp_refusals = [mlp_refusal(model, self.cfg, self.name, layer) for layer in range(self.n_layers)]
         self.n_heads: int = self.cfg.n_heads
         self.n_kv_heads: int = value_heads(model, self.cfg)
         self.d_head: int = self.cfg.d_head
@@ -99,7 +100,7 @@ class ModelView:
 
     def mlp_refusal(self, layer: int) -> str | None:
         """Why the MLP neurons of ``layer`` cannot be attributed, or ``None`` where they can."""
-        return mlp_refusal(self.model, self.cfg, self.name, layer)
+        return self._mlp_refusals[layer]
 
     def check_ready(self) -> None:
         """Raise :class:`ValueError` if a forward pass would be random (training mode with dropout)."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from tl_neuron_attr.errors import UnsupportedModelError
 from tl_neuron_attr.model_view import ModelView
 from tl_neuron_attr.neurons import AttnNeuron, Kind, MLPNeuron, Neuron, kind_of
-from tl_neuron_attr.writes import directions
+from tl_neuron_attr.writes import n_directions
 
 if TYPE_CHECKING:
     from tl_neuron_attr.trace import Trace
@@ -73,7 +73,7 @@ class Numbering:
     def of(trace: "Trace", kind: Kind, layers: Sequence[int]) -> "Numbering":
         """The numbering of all neurons of ``layers`` in one trace."""
         n_sources = trace.position + 1 if kind == "attn" else 1
-        sizes = tuple(len(directions(trace, kind, layer)) * n_sources for layer in layers)
+        sizes = tuple(n_directions(trace, kind, layer) * n_sources for layer in layers)
         return Numbering(kind, tuple(layers), sizes, n_sources, trace.view.d_head)
 
     def places(

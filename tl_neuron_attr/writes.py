@@ -106,6 +106,12 @@ def directions(trace: "Trace", kind: Kind, layer: int) -> Float[Tensor, "row d_m
     return trace.view.W_O(layer).flatten(0, 1) if kind == "attn" else trace.view.W_out(layer)
 
 
+def n_directions(trace: "Trace", kind: Kind, layer: int) -> int:
+    """How many directions a layer has: its heads' dimensions, or its MLP neurons."""
+    acts = trace.z[layer] if kind == "attn" else _post(trace, layer)
+    return acts[0].numel()
+
+
 def mlp_coefficients(trace: "Trace", layer: int) -> Float[Tensor, " d_mlp"]:
     """``hook_post`` at the predicting position, float32 or better."""
     return _post(trace, layer)[trace.position].to(trace.view.compute_dtype)

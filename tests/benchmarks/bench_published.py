@@ -22,8 +22,10 @@ STEPS, LAYER = 32, 27
 def test_published_mlp(benchmark, length):
     trace, layers = trace_of(length), range(LAYER, LAYER + 1)
     found = timed(benchmark, published.mlp_scores, trace, layers, factor=30)
-    ours = na.value_scores(trace, "mlp", layers=list(layers)).scores[0]
-    assert all(abs(score - ours[neuron].item()) < 1e-4 for score, _, neuron in found)
+    ours = na.value_scores(trace, "mlp", layers=list(layers)).scores[0].tolist()
+    off = max(abs(score - ours[neuron]) for score, _, neuron in found)
+    benchmark.extra_info.update(largest_difference=off)
+    assert off < 1e-4
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -31,8 +33,10 @@ def test_published_attn(benchmark, length):
     trace, layers, sources = trace_of(length), range(23, 24), range(SOURCES[length])
     factor = 30 * length / len(sources)
     found = timed(benchmark, published.attn_scores, trace, layers, sources, factor=factor)
-    ours = na.value_scores(trace, "attn", layers=list(layers), tolerance=1e-4).scores[0]
-    assert all(abs(score - ours[source, head, dim].item()) < 2e-4 for score, _, head, dim, source in found)
+    ours = na.value_scores(trace, "attn", layers=list(layers), tolerance=1e-5).scores[0].tolist()
+    off = max(abs(score - ours[source][head][dim]) for score, _, head, dim, source in found)
+    benchmark.extra_info.update(largest_difference=off)
+    assert off < 1e-4
 
 
 @pytest.mark.parametrize("n_value", [30, 300])

@@ -19,8 +19,10 @@ ROWS = {
     "exact top 300 of both at once": "test_top_300_of_both_kinds_at_once[{n}]",
     "all MLP neurons, exact": "test_dense_scores[{n}-mlp-27]",
     "all attention neurons, exact": "test_dense_scores[{n}-attn-23]",
-    "all MLP neurons to 1e-3": "test_certified[{n}-mlp]",
-    "all attention neurons to 1e-3": "test_certified[{n}-attn]",
+    "all MLP neurons to 1e-3": "test_certified[{n}-0.001-mlp]",
+    "all attention neurons to 1e-3": "test_certified[{n}-0.001-attn]",
+    "all MLP neurons to 5e-6": "test_certified[{n}-5e-06-mlp]",
+    "all attention neurons to 5e-6": "test_certified[{n}-5e-06-attn]",
     "query neurons of 30": "test_query_neurons[{n}-30]",
     "query neurons of 300": "test_query_neurons[{n}-300]",
     "layers and heads": "test_layers_and_heads[{n}]",
@@ -54,6 +56,10 @@ RATIOS = {
     "all neurons to 1e-3, faster than published": (
         PUBLISHED,
         ("all MLP neurons to 1e-3", "all attention neurons to 1e-3"),
+    ),
+    "all neurons to 5e-6, faster than published": (
+        PUBLISHED,
+        ("all MLP neurons to 5e-6", "all attention neurons to 5e-6"),
     ),
     "query neurons of 30, faster than published": (("published: query neurons of 30",), ("query neurons of 30",)),
     "query neurons of 300, faster than published": (("published: query neurons of 300",), ("query neurons of 300",)),
