@@ -73,11 +73,11 @@ class ModelView:
         self._weights = Weights(model)
 
     def check_unchanged(self) -> None:
-        """Raise :class:`ValueError` if the model's weights were edited since this view of it was made."""
+        """Raise :class:`ValueError` if the weights are others than when this view was made (see ``unchanged``)."""
         if not self._weights.are_still_of(self.model):
             raise ValueError(
-                f"the weights of {self.name} changed since the trace was made, so its activations are not of this "
-                f"model: make the trace (and any InverseRanks) again"
+                f"the weights of {self.name} changed since the trace was made (or were moved away and back), so its "
+                f"activations are not known to be of this model: make the trace (and any InverseRanks) again"
             )
 
     @property

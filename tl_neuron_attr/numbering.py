@@ -51,7 +51,7 @@ def place(trace: "Trace", neuron: Neuron) -> tuple[int, int, Kind]:
         limits = {"head": view.n_heads, "dim": view.d_head, "source": trace.position + 1}
         row, source = neuron.head * view.d_head + neuron.dim, neuron.source
     else:
-        limits = {"neuron": view.W_out(neuron.layer).shape[0]}
+        limits = {"neuron": n_directions(trace, kind, neuron.layer)}
         row, source = neuron.neuron, 0
     for name, limit in limits.items():
         if getattr(neuron, name) >= limit:

@@ -1,8 +1,9 @@
 """Whether a model's weights are still those that a trace was made with.
 
 Each weight has to be the same parameter, edited in place as often as then, of the same precision and in the same
-memory, or on another device: a move is no edit. An edit in place through ``.data``, or through an array that shares
-the memory, is one that PyTorch does not count, so it cannot be seen here.
+memory, or on another device: a move is no edit. Moved away and back, it lies in other memory and may hold anything,
+so it counts as changed. An edit in place through ``.data``, or through an array that shares the memory, is one that
+PyTorch does not count, so it cannot be seen here.
 """
 
 from collections.abc import Callable

@@ -37,8 +37,8 @@ from tl_neuron_attr.together import ranking
 from tl_neuron_attr.writes import (
     base,
     coefficients,
-    directions,
     head_vectors,
+    n_directions,
     stream_before,
 )
 
@@ -110,7 +110,7 @@ def value_scores(
     readout = Readout.of(trace, memory_budget=memory_budget)
     if not tolerance >= 0:
         raise ValueError(f"tolerance={tolerance}: give the largest error in nats, or 0 for exact scores")
-    widths = {len(directions(trace, kind, layer)) for layer in chosen}
+    widths = {n_directions(trace, kind, layer) for layer in chosen}
     if len(widths) > 1:
         raise ValueError(
             f"layers {chosen} have {sorted(widths)} {kind} neurons: ask for layers of one width at a time"
